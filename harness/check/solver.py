@@ -139,8 +139,10 @@ class _Task:
         """Whether a newer release than those with wheels has a source distribution. uv has just
         read which releases there are, so that this takes a tenth of a second."""
         version = self._newest(search, {search.name: ()})
-        selected = version and (search.selected or self._newest(search, {}))
-        return bool(version) and (not selected or Version(version) > Version(selected))
+        if not version or (search.selected and Version(version) <= Version(search.selected)):
+            return False
+        with_wheel = self._newest(search, {})
+        return not with_wheel or Version(version) > Version(with_wheel)
 
     def _newest(self, search: Search, needed: Mapping[str, Sequence[str]]) -> str:
         """The newest version of a package that uv can choose; empty if there is none."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from harness.check.needs import NEEDS
@@ -19,6 +20,9 @@ FREQUENT = ("antlr4-python3-runtime", "deepspeed", "flash-attn", "pathtools", "p
 """Packages of this kind that many files name or need: to learn it from uv costs a try for each."""
 LOG = "uv_resolver=debug"
 """What uv must log for ``searches``."""
+
+FAILURES = 3
+"""How many failed searches for a package are looked at."""
 
 SEARCH = re.compile(
     r"DEBUG (?:Searching for a compatible version of (?P<name>[\w.-]+)(?:\[.*?\])? "
@@ -43,26 +47,46 @@ def needs(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def searches(log: str) -> list[Search]:
-    """The searches in uv's log in which it rejected releases: of each package those that failed,
-    and the last one that did not. uv logs a line for each try."""
-    failures, successes = dict[Search, None](), dict[str, Search | None]()
-    name, versions, tries = "", "", 0
-    for match in SEARCH.finditer(f"{log}\nDEBUG Selecting: the-end==0 "):
-        searched = canonicalize_name(match["name"] or "")
-        if searched and searched == name:
-            tries += 1
+    """The searches in uv's log in which it rejected releases: of each package the first ones that
+    failed, and the one that found the version that it selected last. uv logs a line for each try,
+    and may come back to a package after it has looked at others."""
+    ranges, selections = dict[str, dict[str, None]](), dict[str, str]()
+    successes = set[tuple[str, str]]()
+    for match in SEARCH.finditer(log):
+        name = canonicalize_name(match["name"] or match["selected"])
+        if match["name"]:
+            ranges.setdefault(name, {})[match["range"]] = None
             continue
-        if name and canonicalize_name(match["selected"] or "") == name:
-            selection = Search(name, _requirement(name, versions), match["version"])
-            successes[name] = selection if tries > 1 else None
-        elif name:
-            failures[Search(name, _requirement(name, versions), "")] = None
-        name, versions, tries = searched, match["range"], 1
-    return [*failures, *filter(None, successes.values())]
+        version = selections[name] = match["version"]
+        successes.update((name, r) for r in ranges.get(name, ()) if _contains(r, version))
+    failures = [
+        Search(name, _requirement(name, r), "")
+        for name, those in ranges.items()
+        for r in [r for r in those if (name, r) not in successes][:FAILURES]
+    ]
+    return failures + [
+        Search(name, _requirement(name, r), selections[name])
+        for name, those in ranges.items()
+        for r in [r for r in those if (name, r) in successes][:1]
+        if len(those) > 1
+    ]
+
+
+def _contains(versions: str, version: str) -> bool:
+    """Whether a range that uv wrote contains a version; one that is not understood does."""
+    try:
+        parts = map(_specifiers, versions.split("|"))
+        return any(SpecifierSet(part).contains(version, prereleases=True) for part in parts)
+    except InvalidSpecifier:
+        return True
 
 
 def _requirement(name: str, versions: str) -> str:
-    """A requirement for the highest part of a range as uv writes it: ``<2 | >=4.9, <4.10``. A plus
-    is a bound that includes all builds: ``<4.8+``."""
-    highest = versions.rpartition("|")[2].replace("*", "")
-    return name + re.sub(r"<=?([^,]+)[+]", r"<=\1", highest)
+    """A requirement for the highest part of a range that uv wrote: ``<2 | >=4.9, <4.10``."""
+    return f"{name}{_specifiers(versions.rpartition('|')[2])}"
+
+
+def _specifiers(text: str) -> str:
+    """Specifiers for a part of a range. A plus is a bound with all builds: ``>=4.8, <4.8+``."""
+    inclusive = re.sub(r"<=?([^,]+)[+]", r"<=\1", text.replace("*", ""))
+    return re.sub(r">=?([^,]+)[+]", r">\1", inclusive).strip()

@@ -12,7 +12,7 @@ import pytest
 from packaging.tags import platform_tags
 
 from harness.bugs import catalog
-from harness.check import environment, needs, resolution_store, resolver, solver
+from harness.check import environment, needs, resolution_store, resolver, solver, source_only
 from harness.check.installed import Installed
 from harness.releases import index, uv
 from harness.system.errors import UserError
@@ -484,13 +484,40 @@ def test_no_old_release_is_taken_because_the_newest_needs_what_has_no_wheel(
     assert stack.notes == ()
 
 
+def test_the_log_of_uv_says_which_searches_failed() -> None:
+    """uv comes back to a package: a search is no failure if a later selection is in its range."""
+    lines = [
+        "Searching for a compatible version of late (>=2)",
+        "Searching for a compatible version of Source (>=4.9.dev0, <4.10.dev0)",
+        "Searching for a compatible version of source (>=4.9.dev0, <=4.9.2)",
+        "Searching for a compatible version of build (==4.8)",
+        "Selecting: build==4.8+cu121 [compatible] (build-4.8-py3-none-any.whl)",
+        "Searching for a compatible version of late[more] (<1 | >=2, <3+)",
+        "Selecting: late==2.5 [compatible] (late-2.5-py3-none-any.whl)",
+    ]
+    searches = source_only.searches("\n".join(f"DEBUG {line}" for line in lines))
+    assert [(search.requirement, search.selected) for search in searches] == [
+        ("source>=4.9.dev0, <4.10.dev0", ""),
+        ("source>=4.9.dev0, <=4.9.2", ""),
+        ("late>=2", "2.5"),
+    ]
+
+
 @pytest.mark.parametrize("needed", [False, True])
 def test_a_release_that_pip_would_build_is_the_newest_one(
     published: type[Handler], tmp_path: Path, needed: bool
 ) -> None:
     publish(published, "trainer", "1.0", "up", day="2024-01-01")
     published.pages["up"]["files"].append(file_of("up-3.0.tar.gz", "2024-08-01T00:00:00"))
+    for version in ("1.5", "2.5", "3.0"):  # what has a wheel, too, is an old release by right
+        published.pages["down"]["files"].append(file_of(f"down-{version}.tar.gz"))
+    published.pages["down"]["files"].append(file_of("down-4.0-cp38-cp38-win32.whl"))
     file = tmp_path / "requirements.txt"
+    publish(published, "strict", "1.0", "inner", day="2024-01-01")
+    publish(published, "inner", "1.0", "down<2", day="2024-01-01")
+    file.write_text("down\nstrict\n")
+    stack = environment.of_files([str(file)], ["down"])
+    assert (releases(stack), stack.notes) == ({"down": "1.5"}, ())
     file.write_text("trainer\n" if needed else "up\n")
     assert environment.of_files([str(file)], ["up"]).packages["up"].version == "3.0"
     stack = environment.of_files([str(file)], ["up"], "2024-07-15")
