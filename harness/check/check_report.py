@@ -39,7 +39,7 @@ NO_SETTINGS = (
 MORE = "More of these: python -m harness check --long, or python -m harness show NAME"
 
 INCOMPLETE = (
-    "complete is false: files name what a project needs, and its environment may have more packages"
+    "not complete: files name what a project needs, and its environment may have more packages"
 )
 
 STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
@@ -104,7 +104,7 @@ def print_text(console: Console, report: Report, *, long: bool = False) -> None:
     bug. ``long`` prints every bug in full. The most damaging bugs come first.
     """
     environment, bugs, settings = report.environment, report.bugs, report.settings
-    _say(console, *releases_of(environment), *(f"  {note}" for note in environment.notes))
+    _say(console, *releases_of(environment), *(f"  {note}" for note in _notes(environment)))
     open_bugs = [checked for checked in bugs if checked.counts]
     _say(console, "", headline(open_bugs, settings), style="bold")
     if long:
@@ -121,6 +121,11 @@ def print_text(console: Console, report: Report, *, long: bool = False) -> None:
     if report.features:
         _say(console, "", "MODELS", *(f"  {model}" for model in report.features))
     _say(console, "", summary(bugs))
+
+
+def _notes(environment: Environment) -> list[str]:
+    """Lines about how the environment was read; the last one says why it is not complete."""
+    return [*environment.notes, *([] if environment.complete else [INCOMPLETE])]
 
 
 def _say(console: Console, *lines: str, style: str | None = None) -> None:
@@ -287,7 +292,7 @@ def as_json(report: Report) -> str:
         "environment": {
             "where": environment.where,
             "complete": environment.complete,
-            "notes": [*environment.notes, *([] if environment.complete else [INCOMPLETE])],
+            "notes": _notes(environment),
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
         "settings": None if settings is None else _settings(settings),

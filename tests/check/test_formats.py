@@ -134,9 +134,14 @@ def test_a_bug_of_a_lock_file_is_at_the_entry_of_its_package(capsys: Capture) ->
     assert location == {"artifactLocation": {"uri": "uv.lock"}, "region": {"startLine": 16}}
 
 
+ANSWER = "0 bugs affect you. 0 more depend on settings that you have not named. 0 are unknown."
+
+
 @pytest.mark.parametrize("complete", [True, False])
-def test_json_says_why_a_list_of_packages_is_not_complete(complete: bool) -> None:
+def test_json_and_text_say_why_a_list_of_packages_is_not_complete(complete: bool) -> None:
     """The answer about s1's requirements had ``"complete": false`` and no note."""
     report = Report(Environment({}, "a file", complete, notes=("read",)), [])
-    notes = json.loads(as_json(report))["environment"]["notes"]
-    assert notes == ["read", *([] if complete else [INCOMPLETE])]
+    answer = json.loads(as_json(report))
+    notes = ["read", *([] if complete else [INCOMPLETE])]
+    assert answer["environment"]["notes"] == notes
+    assert answer["text"].splitlines()[1:4] == [*(f"  {note}" for note in notes), "", ANSWER][:3]
