@@ -63,7 +63,7 @@ from harness.rank.probe import constants
 from harness.releases import edits, overlay
 from harness.releases.patches import packages
 from harness.run.server_pool import Pool
-from harness.system.errors import Inconclusive, UserError
+from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, gpus, own_folder
@@ -443,13 +443,18 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
 
 @contextmanager
 def _site(environment: Environment) -> Iterator[str]:
-    """The folder with the packages that an environment pins; empty without pins."""
+    """The folder with the packages that an environment pins; empty without pins. Raises UserError
+    if they cannot be installed together."""
     if not environment.pins:
         yield ""
         return
     today = date.today().isoformat()
     stack = pins.Stack(environment.pins, today, *pins.here())
-    with overlay.borrow(stack, (), cache_folder()) as borrowed:
+    with ExitStack() as context:
+        try:
+            borrowed = context.enter_context(overlay.borrow(stack, (), cache_folder()))
+        except Unsupported as error:
+            raise UserError(f"--pins: {error}") from None
         yield str(borrowed.site)
 
 

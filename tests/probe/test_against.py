@@ -13,7 +13,7 @@ import pytest
 from harness.bugs import catalog
 from harness.bugs.pins import complete
 from harness.cli import probe
-from harness.system.errors import UserError
+from harness.system.errors import Unsupported, UserError
 from harness.system.files import ROOT
 from tests.overlays import lent
 
@@ -43,6 +43,66 @@ for step in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+DEFAULTS = """
+import argparse, os
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+parser.add_argument("--accum", type=int, default=1)
+arguments = parser.parse_args()
+other = os.environ.get("CHANGE", "") == "defaults"
+torch.manual_seed(0)
+data = torch.randn(96, 4)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = argparse.Namespace(_attn_implementation="sdpa" if other else "eager")
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+model = nn.Sequential(
+    Attention(), nn.Tanh(), nn.Dropout(0.0 if other else 0.3), nn.Linear(8, 1)
+).to(torch.bfloat16 if other else torch.float32)
+decay = 0.1 if other else 0.01
+groups = [
+    {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": decay},
+    {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+]
+optimizer = torch.optim.AdamW(groups, 1e-3, betas=[0.9, 0.95] if other else [0.9, 0.999])
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0 if other else 1024.0)
+for step in range(6):
+    for micro in range(arguments.accum):
+        start = (step * arguments.accum + micro) * arguments.rows
+        x = data[start : start + arguments.rows]
+        with torch.autocast("cpu", torch.bfloat16 if other else torch.float16):
+            loss = model(x).float().square().mean()
+        scaler.scale(loss / arguments.accum).backward()
+    scaler.unscale_(optimizer)
+    if not other:
+        nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+NAMED = (
+    "betas is (0.9, 0.95); in the reference (0.9, 0.999)",
+    "weight_decay is 0.0 for 2 parameters, 0.1 for 2 parameters; in the reference 0.0 for 2",
+    "the norm to which clip_grad_norm_ clips is none; in the reference 100",
+    "the first loss scale is 256; in the reference 1024",
+    "dropout is 0; in the reference 0.3",
+    "the type of the parameters is bfloat16; in the reference float32",
+    "the implementation of attention is sdpa; in the reference eager",
+    "the model computes in bf16; in the reference in fp16",
+)
 
 SHUFFLED = """
 import argparse, os
@@ -130,6 +190,17 @@ def test_an_environment_with_another_order_is_compared_with_the_first_environmen
 
 
 @pytest.mark.launch
+@pytest.mark.usefixtures("command")
+def test_defaults_that_an_environment_changes_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_other(tmp_path, "defaults", DEFAULTS)
+    text = capsys.readouterr().out
+    for line in NAMED:
+        assert line in text
+
+
+@pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.usefixtures("command")
 def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
@@ -168,6 +239,19 @@ def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
 def test_environments_that_make_no_sense_are_refused(words: list[str], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         probe.main([*words, "train.py", "--rows", "{rows}"])
+
+
+def test_releases_that_cannot_be_installed_together_are_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def borrow(*_: object) -> None:
+        raise Unsupported("a==1 b==2 could not be installed for Python 3.11")
+
+    monkeypatch.setattr("harness.releases.overlay.borrow", borrow)
+    (tmp_path / "train.py").write_text("")
+    words = ["--pins", "transformers=4.57.6,5.0.0", str(tmp_path / "train.py"), "--b", "{rows}"]
+    with pytest.raises(UserError, match=r"^--pins: a==1 b==2 could not be installed"):
+        probe.main(words)
 
 
 def test_a_patch_in_two_environments_is_refused(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.rank.probe.frozen import FROZEN as CHANGED
 from harness.system.errors import Inconclusive
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare.optimizers import RELATION, STALE, UNHELD
+from harness.training.probe.compare.optimizers import RELATION, STALE, UNHELD, UNSTEPPED
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, layout, refused
 
@@ -66,6 +67,9 @@ def after():
 """
 TWO = "optimizers = [AdamW(body.parameters(), 1e-2), AdamW(head.parameters(), 1e-2)]"
 FROZEN = "body.requires_grad_(False); optimizers = [AdamW(head.parameters(), 1e-2)]"
+IDLE = f"{TWO}; optimizers[1].step = lambda: None"
+SELDOM = f"{TWO}; optimizers[1].step = lambda do=optimizers[1].step: step % 2 and do()"
+SHRUNK = f"{FROZEN}; after = lambda: body[0].weight.data.mul_(0.99)"
 STALE_ALL = "optimizers = [AdamW(copy.deepcopy(model).parameters(), 1e-2)]"
 STALE_BODY = """
 old = copy.deepcopy(body)
@@ -123,6 +127,23 @@ def test_parameters_that_no_optimizer_has_are_noted(
     (note,) = [note for note in answers.notes if note.startswith(UNHELD)]
     assert text in note
     assert first_broken(answers) == {}
+
+
+@pytest.mark.parametrize(
+    ("how", "beginning"),
+    [
+        (IDLE, f"{UNSTEPPED}, although the others take 4 steps and 1.weight, 1.bias get"),
+        pytest.param(SELDOM, "", marks=pytest.mark.slow),
+        (SHRUNK, f"{CHANGED}: between the steps 1 and 2, 0.0.weight, by 0.01 of"),
+    ],
+)
+def test_weights_that_move_where_they_should_not_or_stay_are_noted(
+    probing: Probing, tmp_path: Path, how: str, beginning: str
+) -> None:
+    notes = probed(probing, tmp_path, how).notes
+    found = [note for note in notes if note.startswith((UNSTEPPED, CHANGED))]
+    assert len(found) == bool(beginning)
+    assert not found or found[0].startswith(beginning)
 
 
 @pytest.mark.parametrize(("how", "why"), [(STALE_ALL, STALE), (EMPTY, "were they frozen when")])

@@ -23,7 +23,7 @@ rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 data, labels = torch.randn(96, 4), torch.randn(96, 1)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-begin = copy.deepcopy(model.state_dict())
+begin, teacher = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
 torch.save(model.state_dict(), "first.pt")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 run, rows = nn.parallel.DistributedDataParallel(model), int(sys.argv[1])
@@ -53,8 +53,20 @@ for step in range(6):
 AVERAGES = """ema.update_parameters(model)
     exchange(); evaluate(run); exchange(); evaluate(ema)
     torch.save({"state_dict": ema.module.state_dict()}, "last.pt")"""
-BOTH = """torch.save({"model": model.state_dict(), "ema": ema.state_dict()}, "last.pt")
+BOTH = """ema.update_parameters(model)
+    torch.save({"model": model.state_dict(), "ema": ema.state_dict()}, "last.pt")
     torch.save(begin, "reference.pt")"""
+LAGS = """evaluate(ema)
+    ema.update_parameters(model) if step % 3 == 2 else None
+    torch.save({"model": model, "ema": ema.module}, "last.pt")"""
+REFERENCE = """evaluate(teacher)
+    torch.save((step, {"teacher": teacher.state_dict(), "ref_ema": teacher}), "teacher.pt")
+    torch.save(model.state_dict(), "last.pt")"""
+STALE = """evaluate(ema)
+    torch.save({"model": model.state_dict(), "ema": ema.state_dict()}, "last.pt")"""
+SHADOW = """torch.save({"model": model, "shadow_params": list(teacher.parameters())}, "last.pt")"""
+PAIR = """torch.save((step, begin), "last.pt")"""
+MODULE = """torch.save(teacher, "last.pt")"""
 HALF = "torch.save(copy.deepcopy(model).half().state_dict(), 'half.pt')"
 LIGHTNING = """exchange()
     evaluate(model)
@@ -76,6 +88,8 @@ def notes(probing: Probing, folder: Path, how: str) -> list[str]:
     [
         BOTH,
         pytest.param(AVERAGES, marks=pytest.mark.slow),
+        LAGS,
+        pytest.param(REFERENCE, marks=pytest.mark.slow),
         pytest.param(HALF, marks=pytest.mark.slow),
     ],
 )
@@ -90,6 +104,22 @@ def test_an_average_that_has_not_begun_is_noted(probing: Probing, tmp_path: Path
     saved, evaluated = notes(probing, tmp_path, LIGHTNING)
     assert saved.startswith(f"{SAVED} (state_dict), although ")
     assert evaluated.startswith(EVALUATED)
+
+
+@pytest.mark.parametrize(
+    ("how", "beginnings"),
+    [
+        (STALE, [f"{SAVED} (ema), although", f"{EVALUATED} (ema), although 3 steps"]),
+        pytest.param(SHADOW, [f"{SAVED} (shadow_params), although"], marks=pytest.mark.slow),
+        pytest.param(PAIR, [f"{SAVED} (1), although"], marks=pytest.mark.slow),
+        pytest.param(MODULE, [f"{SAVED} (the file), although"], marks=pytest.mark.slow),
+    ],
+)
+def test_an_average_that_is_never_updated_and_a_saved_copy_are_noted(
+    probing: Probing, tmp_path: Path, how: str, beginnings: list[str]
+) -> None:
+    for note, beginning in zip(notes(probing, tmp_path, how), beginnings, strict=True):
+        assert note.startswith(beginning)
 
 
 def test_what_only_a_save_at_the_end_writes_is_seen(probing: Probing, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Draws:
         inplace: bool = False,
     ) -> Any:
         if training and p > 0 and not self._is_compiling():
+            self._record.now["rates"].add(p)
             self._record.now["drops"].append(_generator(input))
             self._note()
             dropout(input.detach(), p, True)
@@ -71,6 +72,7 @@ class Draws:
         **keywords: Any,
     ) -> Any:
         if dropout_p > 0 and not self._is_compiling():
+            self._record.now["rates"].add(dropout_p)
             self._record.now["drops"].append(_generator(query))
         return attention(query, key, value, attn_mask, 0.0, is_causal, **keywords)
 

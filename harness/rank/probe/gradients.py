@@ -77,6 +77,8 @@ class Gradients:
     def _scaled(self, event: events.ScalerStep, call: Callable[[], Any]) -> Any:
         record = self._record
         record.now["scaled"] = event.owner.is_enabled()
+        if event.owner.is_enabled():
+            record.now["scale"] = getattr(event.owner, "_init_scale", 0.0)
         before = len(record.steps), record.now["skipped"]
         begun, late = record.now, self._late(event.owner)
         value = call()

@@ -62,8 +62,8 @@ class MicroBatches:
         self.names = NamedParameters()
         self.batch: Mapping[str, Any] = {}
         """The model's first inputs, by argument, if they are to be kept."""
-        self.on_evaluation: Callable[[], None] = lambda: None
-        """Is called when the model is called without training."""
+        self.on_evaluation: Callable[[Any], None] = lambda _: None
+        """Is called with each outermost module that has weights and is called without training."""
         self._depth = 0
         self._returned = Returned()
         self._hooked: set[int] = set()
@@ -100,8 +100,8 @@ class MicroBatches:
                 seen = self._begin(module, event.arguments, event.keywords)
             elif outermost:
                 self._evaluated.add(id(module))
-                if id(next(module.parameters(), None)) in self.names.names:
-                    self.on_evaluation()
+                if _has_weights(module):
+                    self.on_evaluation(module)
                 if not record.steps and _has_weights(module):
                     batch = bound(module, event.arguments, event.keywords)
                     self._quiet |= set(rows(*batch, dimension=self.rows_dimension))

@@ -1,5 +1,5 @@
 """What a rank's optimizers have, and what is trained: parameters that get gradients, are in no
-optimizer, and stay as they are."""
+optimizer that steps, and stay as they are."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 from harness.rank import events
 from harness.rank.probe.parameters import local
 
+SEVERAL = 3
+"""After so many steps of others, an optimizer has stepped, too, unless it is forgotten."""
+
 Named = Iterable[tuple[str, Any]]
 """Parameters with their names."""
 
 
 class Optimizers:
-    """All optimizers of a process, and the parameters that they do not have.
+    """All optimizers of a process, and the parameters that they do not have, or never step.
 
     Guard's check ``unheld`` looks for the same fault while a training runs. Some code steps weights
     without an optimizer of torch, or steps copies of them. So a parameter counts only if its values
@@ -27,7 +30,9 @@ class Optimizers:
         self.any_made = False
         """Whether an optimizer was made."""
         self._first: dict[int, tuple[str, Any, Any]] = {}
-        """By id, the parameters that no optimizer has: name, parameter, first values."""
+        """By id, parameters that no optimizer has or has stepped: name, tensor, first values."""
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._steps = 0
         self._known: set[int] = set()
         """The ids of the model's parameters."""
 
@@ -39,12 +44,16 @@ class Optimizers:
         self.any_made = True
         self._optimizers.add(event.owner)
 
-    def look(self, parameters: Named) -> None:
-        """Note the parameters with a gradient that no optimizer has, before a step."""
+    def look(self, optimizer: Any, parameters: Named) -> None:
+        """Note the parameters with a gradient that no optimizer has or has stepped, before a step
+        of this optimizer."""
+        self._stepped.add(optimizer)
+        self._steps += 1
         pairs = list(parameters)
         self._known |= {id(parameter) for _, parameter in pairs}
         tensors = list(self._tensors())
-        held_ids = {id(tensor) for tensor in tensors}
+        held_ids = {id(tensor) for tensor in self._tensors(self._stepped)}
+        self._first = {key: value for key, value in self._first.items() if key not in held_ids}
         others = [each for each in tensors if id(each) not in self._known]
         copies = max((each.numel() for each in others if each.grad is not None), default=0)
         for name, parameter in pairs:
@@ -59,20 +68,29 @@ class Optimizers:
     def report(self) -> dict[str, Any]:
         """``unheld``: the parameters that no optimizer has by now and that have not moved, with
         their sizes. ``strangers``: how many tensors without a gradient the optimizers have, which
-        are not the model's. ``empty``: whether the optimizers have no tensor at all."""
+        are not the model's. ``empty``: whether the optimizers have no tensor at all. ``unstepped``:
+        the parameters of optimizers that never step, and the number of the others' steps."""
         import torch
 
         tensors = list(self._tensors())
         held_ids = {id(tensor) for tensor in tensors}
-        unheld = {
-            name: parameter.numel()
+        still = {
+            key: (name, parameter.numel())
             for key, (name, parameter, first) in self._first.items()
-            if key not in held_ids and torch.equal(local(parameter).detach(), first)
+            if torch.equal(local(parameter).detach(), first)
         }
+        unheld = {name: size for key, (name, size) in still.items() if key not in held_ids}
+        idle = [name for key, (name, _) in still.items() if key in held_ids]
+        unstepped = (idle, self._steps) if self._steps >= SEVERAL else ([], 0)
         strangers = [each for each in tensors if id(each) not in self._known and each.grad is None]
-        return {"unheld": unheld, "strangers": len(strangers), "empty": not tensors}
+        return {
+            "unheld": unheld,
+            "strangers": len(strangers),
+            "empty": not tensors,
+            "unstepped": unstepped,
+        }
 
-    def _tensors(self) -> Iterator[Any]:
-        for optimizer in self._optimizers:
+    def _tensors(self, optimizers: Iterable[Any] | None = None) -> Iterator[Any]:
+        for optimizer in self._optimizers if optimizers is None else optimizers:
             for group in getattr(optimizer, "param_groups", ()):
                 yield from group["params"]

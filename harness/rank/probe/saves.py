@@ -2,13 +2,18 @@
 
 A file may have an average, an earlier state, or weights that the loop has clamped since the step.
 But weights in which no step shows, although steps have moved the model, are those of an average
-that has not begun, or of a copy that nobody updates.
+that has not begun, or of a copy that nobody updates. A reference, a teacher or the best weights may
+have them on purpose, and an average lags: it is noted only after several steps.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from types import FrameType
 from typing import Any
 
 from harness.rank import events
@@ -22,6 +27,22 @@ DEEP = 4
 
 OTHERS = re.compile(r"ema|averag|shadow|swa|teacher|target|ref|init|best|old|prev", re.IGNORECASE)
 """Matches the names of weights that need not be those that were trained."""
+
+AVERAGE = re.compile(r"(?<![a-zA-Z])(ema|avg)|E(MA|ma)(?![a-z])|[Aa]verage|[Ss]hadow")
+"""Matches the names of averages, which every few steps move."""
+
+ON_PURPOSE = re.compile(r"teacher|target|ref|init|best|old|prev|swa", re.IGNORECASE)
+"""Matches the names of weights that may be those of the beginning."""
+
+SEVERAL = 3
+"""After so many steps an average must have moved."""
+
+LONGEST = 1000
+"""How many entries of a saved sequence are searched."""
+
+NEVER_UPDATED = (
+    "although {} steps have moved the model: is it never updated? No fault if that begins later"
+)
 
 Weights = Mapping[str, Any]
 """Tensors by the names of parameters."""
@@ -38,6 +59,13 @@ class Saves:
         self._steps = 0
         self._evaluated = 0
         """After how many steps an evaluation was looked at."""
+        self._averages: dict[str, int] = {}
+        """By the place of an average in what is saved, after how many steps it had the first
+        weights; 0 once it has others."""
+        self._asked: set[int] = set()
+        """The ids of the copies of the model that were evaluated after several steps."""
+        self._evaluated_copies: list[tuple[str, Any]] = []
+        """Averages that had the first weights then, with their names."""
         self._files: dict[str, tuple[int, str]] = {}
         """By file, after how many steps it was written, and where it has the first weights; empty
         if it has what was trained."""
@@ -61,10 +89,19 @@ class Saves:
                 f"{SAVED} ({places[0]}), although {count} steps have moved them: has an average "
                 "not begun? No fault if it is to have the weights of the beginning",
             )
-        return self._notes
+        elif place := next((place for place, steps in self._averages.items() if steps), ""):
+            steps = self._averages[place]
+            self._notes.insert(0, f"{SAVED} ({place}), {NEVER_UPDATED.format(steps)}")
+        stale = [name for name, module in self._evaluated_copies if self._has_beginning(module)]
+        later = [f"{EVALUATED} ({n}), {NEVER_UPDATED.format(self._steps)}" for n in stale[:1]]
+        return [*self._notes, *later]
 
-    def evaluate(self) -> None:
-        """The model is called without training: look at its weights, once after each step."""
+    def evaluate(self, module: Any) -> None:
+        """A module is called without training. If it is the model, look at its weights, once after
+        each step; if it is a copy, once after several steps."""
+        if id(next(module.parameters(), None)) not in self._names.names:
+            self._evaluate_copy(module)
+            return
         if self._evaluated == self._steps or self._notes:
             return
         self._evaluated = self._steps
@@ -73,6 +110,22 @@ class Saves:
                 f"{EVALUATED}, although {self._steps} steps have moved them: has an average "
                 "not begun? No fault if it is to have the weights of the beginning"
             )
+
+    def _evaluate_copy(self, module: Any) -> None:
+        if self._steps < SEVERAL or id(module) in self._asked or self._notes:
+            return
+        self._asked.add(id(module))
+        if not self._has_beginning(module):
+            return
+        names = [type(module).__name__, *_names(module)]
+        name = next(filter(AVERAGE.search, reversed(names)), "")
+        if name and not any(map(ON_PURPOSE.search, names)):
+            self._evaluated_copies.append((name, module))
+
+    def _has_beginning(self, module: Any) -> bool:
+        """Whether a copy of the model has the weights before the first step."""
+        weights = _matching(_parameters(module), self._last)
+        return bool(weights) and self._is_of_beginning(weights)
 
     def _before_step(self, event: events.Gradients) -> None:
         if not self._first:
@@ -91,9 +144,14 @@ class Saves:
             return
         places = {
             where: self._is_of_beginning(weights)
-            for where, mapping in _mappings(event.state)
+            for where, mapping in _mappings(event.state, self._last)
             if (weights := _matching(mapping, self._last))
         }
+        for where, is_first in places.items():
+            name = os.path.basename(event.path) if where == WHOLE else where
+            if AVERAGE.search(name) and not ON_PURPOSE.search(name):
+                is_late = self._steps >= SEVERAL and is_first
+                self._averages[name] = self._steps if is_late else 0
         if places:
             first_places = (where for where, is_first in places.items() if is_first)
             unnamed = (where for where in first_places if not OTHERS.search(where))
@@ -124,18 +182,61 @@ def _are_equal(tensor: Any, other: Any) -> bool:
     )
 
 
-def _mappings(value: Any, where: str = "", depth: int = DEEP) -> Iterator[tuple[str, Weights]]:
-    """The mappings in a saved object that have tensors, with their places."""
+WHOLE = "the file"
+
+
+def _mappings(
+    value: Any, trained: Weights, where: str = "", depth: int = DEEP
+) -> Iterator[tuple[str, Weights]]:
+    """The mappings in a saved object that have tensors, with their places: also modules, and lists
+    with a tensor for each that is trained, as averages keep them."""
     import torch
 
-    if not isinstance(value, Mapping) or not depth:
+    if not depth:
         return
-    names = [name for name in value if isinstance(name, str)]
-    tensors = {plain(n): value[n] for n in names if isinstance(value[n], torch.Tensor)}
-    if tensors:
-        yield where or "the file", tensors
-    for name in names:
-        yield from _mappings(value[name], f"{where}.{name}".strip("."), depth - 1)
+    if isinstance(value, torch.nn.Module):
+        yield where or WHOLE, _parameters(value)
+    elif isinstance(value, (list, tuple)):
+        entries = list(islice(value, LONGEST))
+        if len(entries) == len(trained) and all(isinstance(e, torch.Tensor) for e in entries):
+            yield where or WHOLE, dict(zip(trained, entries, strict=True))
+            return
+        for number, entry in enumerate(entries):
+            yield from _mappings(entry, trained, f"{where}.{number}".strip("."), depth - 1)
+    elif isinstance(value, Mapping):
+        names = [name for name in value if isinstance(name, str)]
+        tensors = {plain(n): value[n] for n in names if isinstance(value[n], torch.Tensor)}
+        if tensors:
+            yield where or WHOLE, tensors
+        for name in names:
+            yield from _mappings(value[name], trained, f"{where}.{name}".strip("."), depth - 1)
+
+
+def _parameters(module: Any) -> Weights:
+    return {plain(name): parameter for name, parameter in module.named_parameters()}
+
+
+def _names(module: Any) -> list[str]:
+    """The names under which the frames that call a module have it, or an object that has it."""
+    names = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        for space in (frame.f_locals, frame.f_globals):
+            for name, value in list(space.items()):
+                if value is module:
+                    names.append(name)
+                elif parts := [n for n, part in _attributes(value) if part is module]:
+                    names.append(f"{name}.{parts[0]}")
+        frame = frame.f_back
+    return names
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield from list(attributes.items())
+        modules = attributes.get("_modules")
+        yield from list(modules.items()) if isinstance(modules, dict) else ()
 
 
 def _matching(mapping: Weights, weights: Weights) -> Weights:

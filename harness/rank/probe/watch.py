@@ -9,14 +9,24 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from harness.bugs.packages import IMPORTS
 from harness.rank import events
-from harness.rank.probe import compiled, cuda_calls, losses, modes, script_shims, seeds, stops
+from harness.rank.probe import (
+    compiled,
+    cuda_calls,
+    losses,
+    modes,
+    script_shims,
+    seeds,
+    settings,
+    stops,
+)
 from harness.rank.probe.exchange import Assignment
+from harness.rank.probe.frozen import Frozen
 from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
@@ -59,7 +69,7 @@ class Watch:
         self.reported = losses.Reported()
         self.schedules = Schedules()
         self.optimizers, self.workers = Optimizers(), Workers()
-        self.saves = Saves(self.model.names)
+        self.saves, self.frozen = Saves(self.model.names), Frozen(self.model.names)
         self.mode = modes.Mode(assignment.mode)
         self._saved_late = False
         """Whether an asynchronous save has begun."""
@@ -78,7 +88,9 @@ class Watch:
             self.record.steps[0] |= self.optimizers.report()
         if self.record.steps:
             self.record.steps[0]["checkpoints"] = self.mode.checkpoints
-            self.record.steps[0]["remarks"] = [*self.workers.report(), *self.saves.report()]
+            watchers = self.workers, self.saves, self.frozen
+            remarks = [line for watcher in watchers for line in watcher.report()]
+            self.record.steps[0]["remarks"] = remarks
         return {
             "steps": self.record.steps,
             "skipped": current["skipped"],
@@ -132,6 +144,7 @@ class Watch:
         self.optimizers.install()
         self.workers.install()
         self.saves.install()
+        self.frozen.install()
         self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)
 
@@ -169,7 +182,7 @@ class Watch:
     def _ready(self, event: events.Gradients) -> None:
         begun = self.model.root is not None or self.record.now["parts"] or event.in_closure
         if self.engine is None and begun:  # otherwise DeepSpeed makes its optimizer's state
-            self.optimizers.look(self.model.names.items())
+            self.optimizers.look(event.owner, self.model.names.items())
             self._look(self._optimized(event.owner))
 
     def _optimized(self, optimizer: Any) -> Optimized:
@@ -217,13 +230,16 @@ class Watch:
             "number": self._number_of(updated.owner),
             "eps": updated.eps(),
             "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
-            "group": _settings(updated.groups),
+            "group": settings.of_groups(updated.groups),
             "clipping": updated.clipping(),
             "fresh": updated.fresh(),
             "starts": dict(self.model.names.starts),
             "infinite": finite.text(),
             "infinite_module": finite.module,
         }
+        if not self.record.steps:
+            root = self.model.root
+            current["settings"] = settings.of_training(root, updated.groups, current)
         if len(self.record.steps) in self.assignment.keep:
             current |= {"before": every, "state": updated.state()}
 
@@ -285,15 +301,6 @@ class Watch:
             self._saved_late = False
             return
         self.done()
-
-
-def _settings(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings that are numbers, or pairs of them, if they are equal in all of an optimizer's
-    groups."""
-    settings, *others = (
-        {n: v for n, v in group.items() if isinstance(v, (int, float, tuple))} for group in groups
-    )
-    return {} if any(one != settings for one in others) else settings
 
 
 def _releases() -> dict[str, str]:

@@ -19,7 +19,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.packages import import_name
 from harness.rank.models.answer import AnswerStatus
-from harness.rank.probe import losses, saves, workers
+from harness.rank.probe import frozen, losses, saves, workers
 from harness.rank.probe.unlike import UNLIKE
 from harness.system.files import write_whole
 from harness.training.probe.answers import Answers
@@ -42,6 +42,7 @@ SUSPECT = (
     plausibility.APPLIED_FIRST,
     plausibility.NOT_STEPPED,
     optimizers.UNHELD,
+    optimizers.UNSTEPPED,
     plausibility.CLIPPED,
     plausibility.LOST,
     plausibility.SAME_ORDER,
@@ -50,6 +51,7 @@ SUSPECT = (
     workers.WORKERS,
     saves.SAVED,
     saves.EVALUATED,
+    frozen.FROZEN,
 )
 """How the notes begin that no right loop has."""
 

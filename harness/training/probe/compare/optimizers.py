@@ -12,13 +12,23 @@ from harness.training.probe.runner import Step
 UNHELD = "no optimizer has"
 """How the note begins: by these words a recorded note is recognised."""
 
+UNSTEPPED = "an optimizer never steps"
+"""How the note begins."""
+
 RELATION = "optimizer's parameters"
 
 STALE = "was it made before the model was wrapped, sharded or replaced?"
 
 
 def note_on_unheld(step: Step) -> Iterator[str]:
-    """A note on parameters of the reference that get gradients and stay as they are."""
+    """A note on parameters of the reference that get gradients and stay as they are, because no
+    optimizer has them, or because theirs never steps."""
+    idle, steps = step.get("unstepped", ((), 0))
+    if idle:
+        yield (
+            f"{UNSTEPPED}, although the others take {steps} steps and {several(idle)} get "
+            "gradients. No fault if it steps seldom on purpose"
+        )
     if unheld := step.get("unheld"):
         verb = "gets gradients and stays as it is" if len(unheld) == 1 else "get gradients and stay"
         text = f"{UNHELD} {several(unheld)}, which {verb}"

@@ -1,0 +1,89 @@
+"""Frozen weights stay as they are: in a training that changes them they do so in all layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from harness.rank import events
+from harness.rank.probe.parameters import NamedParameters, local
+
+FROZEN = "frozen weights change in the loop"
+"""How the note begins: by these words a recorded note is recognised."""
+
+MOVED = 1e-6
+"""If sums change by more than this part of the weights' size, it is reported: adapters that are
+merged for an evaluation, and taken out again, leave rounding."""
+
+UPDATED = re.compile(
+    r"(?<![a-zA-Z])(ema|avg)|average|shadow|teacher|target|momentum|swa|codebook|cluster|_k\b|_m\b",
+    re.IGNORECASE,
+)
+"""Matches the names of weights that a loop itself updates, as a moving average of others."""
+
+SHOWN = 3
+"""Names that the note lists."""
+
+
+class Size(NamedTuple):
+    """What is compared of a weight, instead of a copy of it."""
+
+    sum: float
+    norm: float
+    numel: int
+
+    def change(self, other: Size) -> float:
+        """How far a sum or norm is from another one, as a part of the weights' size."""
+        size = max(self.norm, other.norm)
+        if not size:
+            return 0.0
+        by_sum = abs(self.sum - other.sum) / (size * max(self.numel, 1) ** 0.5)
+        return max(by_sum, abs(self.norm - other.norm) / size)
+
+
+class Frozen:
+    """Sums over the frozen weights of the model before each step."""
+
+    def __init__(self, names: NamedParameters) -> None:
+        self._names = names
+        self._sizes: dict[str, Size] = {}
+        self._steps = 0
+        self._note = ""
+
+    def install(self) -> None:
+        """Subscribe, before anything of the script runs."""
+        events.instrument.on(events.Gradients, before=self._look)
+
+    def report(self) -> list[str]:
+        """A line on the first change."""
+        return [self._note] if self._note else []
+
+    def _look(self, event: events.Gradients) -> None:
+        if self._note:
+            return
+        sizes = {name: _size(parameter) for name, parameter in self._frozen()}
+        changes = {n: s.change(self._sizes[n]) for n, s in sizes.items() if n in self._sizes}
+        if changed := {name: part for name, part in changes.items() if part > MOVED}:
+            names = list(changed)
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            self._note = (
+                f"{FROZEN}: between the steps {self._steps} and {self._steps + 1}, "
+                f"{', '.join(names[:SHOWN])}{more}, by {max(changed.values()):.2g} of their size. "
+                "No fault if the loop moves them on purpose"
+            )
+        self._sizes = sizes
+        self._steps += 1
+
+    def _frozen(self) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self._names.items():
+            is_number = parameter.is_floating_point() and parameter.numel()
+            if not parameter.requires_grad and is_number and not UPDATED.search(name):
+                yield name, parameter
+
+
+def _size(parameter: Any) -> Size:
+    import torch
+
+    values = local(parameter).detach().to(torch.float64)
+    return Size(float(values.sum()), float(values.norm()), values.numel())

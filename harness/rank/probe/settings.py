@@ -1,0 +1,87 @@
+"""What a training sets, or leaves to the defaults of its packages, in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.system.text import count
+
+RATES = ("lr", "initial_lr")
+"""The settings that are compared in each step."""
+
+Group = Mapping[str, Any]
+"""A group of an optimizer's parameters, with its settings."""
+
+
+def of_groups(groups: Sequence[Group]) -> dict[str, Any]:
+    """The settings that are numbers, or pairs of them, if they are equal in all of an optimizer's
+    groups."""
+    settings, *others = map(_numbers, groups)
+    return {} if any(group != settings for group in others) else settings
+
+
+def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of the first step, by name, in words: of the optimizer, of clipping and the loss
+    scale, and of the model (its dropout, attention, and types)."""
+    parts = list(root.modules()) if root is not None else []
+    rates = {*step["rates"], *(p.p for p in parts if "Dropout" in type(p).__name__ and _rate(p))}
+    words = {
+        **_by_group(groups),
+        "the norm to which clip_grad_norm_ clips": _norm(step["clips"]),
+        "the first loss scale": f"{step['scale']:g}" if step["scale"] else "1 (no scaler)",
+        "dropout": ", ".join(f"{rate:g}" for rate in sorted(rates)) or "0",
+        "the type of the parameters": _counted(
+            str(p.dtype).removeprefix("torch.") for part in parts[:1] for p in part.parameters()
+        ),
+    }
+    attention = (getattr(_config(part), "_attn_implementation", None) for part in parts)
+    if names := sorted({name for name in attention if isinstance(name, str)}):
+        words["the implementation of attention"] = ", ".join(names)
+    return words
+
+
+def _numbers(group: Group) -> dict[str, Any]:
+    pairs = {name: tuple(v) if isinstance(v, list) else v for name, v in group.items()}
+    pairs.pop("params", None)
+    return {name: value for name, value in pairs.items() if isinstance(value, (int, float, tuple))}
+
+
+def _by_group(groups: Sequence[Group]) -> dict[str, str]:
+    """The settings of an optimizer; of those that differ by group, for how many parameters."""
+    settings = [_numbers(group) for group in groups]
+    sizes = [len(group["params"]) for group in groups]
+    words = {}
+    for name in dict.fromkeys(name for each in settings for name in each if name not in RATES):
+        values: Counter[str] = Counter()
+        for each, size in zip(settings, sizes, strict=True):
+            values[str(each.get(name, "not set"))] += size
+        words[name] = _in_words(values)
+    return words
+
+
+def _counted(names: Iterable[str]) -> str:
+    return _in_words(Counter(names))
+
+
+def _in_words(values: Counter[str]) -> str:
+    """A value; several with the number of their parameters."""
+    if len(values) == 1:
+        return next(iter(values))
+    return ", ".join(f"{v} for {count(n, 'parameter')}" for v, n in sorted(values.items()))
+
+
+def _norm(clips: Sequence[tuple[float, float]]) -> str:
+    """The norm of the first clipping; it clips nothing if that is infinite."""
+    return f"{clips[0][0]:g}" if clips and math.isfinite(clips[0][0]) else "none"
+
+
+def _rate(part: Any) -> bool:
+    rate = getattr(part, "p", None)
+    return isinstance(rate, float) and rate > 0
+
+
+def _config(part: Any) -> Any:
+    return vars(part).get("config")
