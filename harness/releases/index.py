@@ -305,6 +305,13 @@ def configured() -> str | None:
     return os.environ.get("PIP_INDEX_URL") or _of_uv() or _of_pip()
 
 
+def public() -> str:
+    """The address of the public index, which is the default."""
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    return str(PYPI_SIMPLE_ENDPOINT)
+
+
 OF_UV = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.releases import uv
+from harness.releases import index, uv
 from harness.system import programs
-from tests.index import Handler, page, served
+from tests.index import Handler, file, page, served
 
 __all__ = ["served"]
 
@@ -82,3 +82,24 @@ def _wait_for(condition):  # type: ignore[no-untyped-def]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return answer
+
+
+def test_uv_does_not_ask_again_for_a_file_of_the_public_index(
+    served: type[Handler], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A proxy that leaves out how long files are valid cost 400 requests, and 10 s."""
+    address = os.environ["PIP_INDEX_URL"]
+    for variable in ("UV_DEFAULT_INDEX", "PIP_INDEX_URL", "XDG_CONFIG_DIRS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "public", lambda: address)
+    wheel = "up-1.0-py3-none-any.whl"
+    served.pages["up"] = page(file(wheel) | {"core-metadata": True})
+    served.pages[f"up/{wheel}.metadata"] = "Metadata-Version: 2.1\nName: up\nVersion: 1.0\n\n"
+    for _ in range(2):
+        process = uv.execute(["pip", "compile", "-", "--only-binary", ":all:"], "up", needs={})
+        assert "up==1.0" in process.stdout, process.stderr
+    metadata = [path for path in served.requests if path.endswith(".metadata")]
+    assert len(metadata) == 1
