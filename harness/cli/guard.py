@@ -27,10 +27,11 @@ from harness.cli import Arguments
 from harness.cli._values import number, whole_number
 from harness.rank.guard.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import CHECKS, VARIABLE, Settings, signal_named, signals
-from harness.system.errors import ExitCode, UserError, unknown
+from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.files import refuse_unless_creatable, writing
 from harness.system.text import one_line, print_errors
 from harness.training.guard import child, injection, known
+from harness.training.guard.report import unended
 
 STOP = "stop"
 ACTIONS = ("warn", STOP, "signal:NAME", "command:WORDS")
@@ -57,6 +58,8 @@ def main(arguments: list[str]) -> int:
         )
         if ending.stopped:
             print_errors("guard: ended the command after this alarm, as --on-alarm stop says")
+        if not options.quiet and (last := findings.last_summary()):
+            print_errors(f"guard: {last}")
         if not ending.signal:
             _say_what_was_not_reached(folder, ending.code)
         is_asked = options.on_alarm == STOP or options.fail
@@ -182,6 +185,14 @@ class Findings:
             None,
             self._before[0],
         )
+
+    def last_summary(self) -> str:
+        """What rank 0 wrote last, in one line, if it could not write it at the end."""
+        is_new = _version(self._summary) not in (None, self._before[1])
+        try:
+            return unended(self._summary.parent) if is_new else ""
+        except Inconclusive as error:
+            return str(error)
 
     def has_bug(self) -> bool:
         """Whether the training sets off a known bug for certain."""

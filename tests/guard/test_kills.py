@@ -22,6 +22,15 @@ def test_stop_ends_all_ranks_by_sigterm_so_that_each_can_save(sandbox: Sandbox) 
         "saved by 0",
         "saved by 1",
     }
+    assert end.err.count(" checked; cost ") == 1, end.err
+
+
+def test_a_training_that_an_alarm_ends_has_a_summary(sandbox: Sandbox) -> None:
+    end = guard(sandbox, "--on-alarm", "stop", *TWO, "train.py", "fault", "endless")
+    assert end.code == 1
+    (line,) = (line for line in end.err.splitlines() if " checked; cost " in line)
+    assert line.startswith("guard: ")
+    assert "1 fault; the training was killed" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])

@@ -33,6 +33,7 @@ class Loss(torch.nn.Module):
         super().__init__()
         self.gathers, self.inner = gathers, torch.nn.Linear(2, 3)
         self.count, self.size = 2, 4
+        self.defaults = {"betas": (0.9, 0.99), "fused": None}
 
     @property
     def trap(self) -> Any:
@@ -132,6 +133,11 @@ def test_object_of_one_of_several_classes_is_enough() -> None:
         ({"absent": {"in": [True]}}, "possible"),
         ({"absent": {"in": [True], "must_exist": True}}, "excluded"),
         ({"gathers": {"above": 0}}, "excluded"),
+        ({"defaults.betas.1": {"above": 0.95}}, "certain"),
+        ({"defaults.betas.2": {"above": 0.95}}, "possible"),
+        ({"defaults.betas.first": {"above": 0.95}}, "possible"),
+        ({"defaults.fused": {"exists": True}}, "certain"),
+        ({"defaults.momentum": {"exists": True}}, "excluded"),
     ],
 )
 def test_attributes_of_an_object(attributes: dict[str, Any], expected: str) -> None:
@@ -167,6 +173,31 @@ def test_settings_of_transformers_trainer() -> None:
     assert rules["precision"] == "bf16"
     assert "zero_stage" not in rules
     assert settings(module="somewhere", owner=owner)["trainer"] is False
+
+
+class DistributedOptimizer:
+    """megatron-core's."""
+
+
+def test_settings_of_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: Any = ModuleType("parallel_state")
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    names = {"module": "megatron.core.optimizer.distrib_optimizer"}
+    assert "tensor_parallel" not in settings(owner=None, **names)  # nothing was set up
+    state.get_tensor_model_parallel_world_size = lambda: 2
+    state.get_pipeline_model_parallel_world_size = lambda: 1
+    expected = {"tensor_parallel": 2, "pipeline_parallel": 1, "distributed_optimizer": True}
+    rules = settings(owner=DistributedOptimizer(), **names)
+    assert {name: rules[name] for name in expected} == expected
+    assert settings(owner=None, **names)["distributed_optimizer"] is False
+
+
+def test_bug_of_a_resumed_run_is_certain_after_a_load_alone() -> None:
+    entry = bug(settings={"resumed": {"in": [True]}}, seen={}, code="")
+    assert answer(entry) == "possible"  # a load may still come
+    versions = facts.releases(entry["packages"])
+    (entry,) = facts.known_bugs([entry], versions, {**SETTINGS, "resumed": True})
+    assert entry["because"] == "package_with_bugs is 1.2.0 and a checkpoint was loaded"
 
 
 class DeepSpeedEngine:

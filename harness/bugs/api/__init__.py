@@ -18,7 +18,7 @@ from harness.bugs.api.pictures import (
     lines,
 )
 from harness.bugs.api.plan import Kind, Plan, each
-from harness.bugs.api.settings import NEEDED, above, by_code, differs, has, needed
+from harness.bugs.api.settings import NEEDED, above, by_code, differs, exists, has, needed
 from harness.bugs.api.shapes import (
     COUNT,
     FLAG,

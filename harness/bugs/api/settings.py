@@ -61,6 +61,11 @@ class has:
     value: Any
 
 
+@dataclass(frozen=True)
+class exists:
+    """The condition, of ``Scenario.seen``, that there is an attribute, whatever its value."""
+
+
 class needed(dict[str, Any]):
     """Conditions, of ``Scenario.seen``, for an object that a bug needs. It needs more than that."""
 

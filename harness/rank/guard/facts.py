@@ -37,6 +37,9 @@ PACKAGES = (
 )
 """Modules with ``__version__`` that a training may import."""
 
+SENTENCES = {"resumed": "a checkpoint was loaded", "trainer": "the Trainer runs the loop"}
+"""What a setting that is a flag means."""
+
 
 def releases(others: Mapping[str, str] = {}) -> dict[str, str]:
     """The release of each package that this process has imported, without a local part.
@@ -56,9 +59,11 @@ def _release(module: str, package: str) -> str:
         return ""
 
 
-def settings_of(post: Post, backwards: int, scaler: Any) -> dict[str, Any]:
+def settings_of(
+    post: Post, backwards: int, scaler: Any, *, is_resumed: bool = False
+) -> dict[str, Any]:
     """The settings that decide whether a bug occurs, under the catalogue's names for them. One that
-    cannot be seen is absent."""
+    cannot be seen is absent, as is a load that may still come."""
     is_up = dist.is_available() and dist.is_initialized()
     types = {described.dtype for described in post.described}
     scaled = scaler is not None and scaler.is_enabled()
@@ -70,6 +75,8 @@ def settings_of(post: Post, backwards: int, scaler: Any) -> dict[str, Any]:
         "trainer": False,
         "optimizer": post.kind,
         "gpu": torch.cuda.is_available() and torch.cuda.is_initialized(),
+        **({"resumed": True} if is_resumed else {}),
+        **_of_megatron(),
     }
     for module, caller in _callers():
         if module == "transformers.trainer" and not settings["trainer"]:
@@ -100,6 +107,19 @@ def _of_trainer(arguments: Any) -> dict[str, Any]:
     }
 
 
+def _of_megatron() -> dict[str, Any]:
+    """How megatron-core splits a model, and whether its distributed optimizer runs this step."""
+    state = sys.modules.get("megatron.core.parallel_state")
+    parts = {
+        "tensor_parallel": _asked(state, "get_tensor_model_parallel_world_size"),
+        "pipeline_parallel": _asked(state, "get_pipeline_model_parallel_world_size"),
+    }
+    if not all(isinstance(number, int) for number in parts.values()):
+        return {}
+    kinds = {type(caller).__name__ for _, caller in _callers()}
+    return {**parts, "distributed_optimizer": "DistributedOptimizer" in kinds}
+
+
 def _of_engine(engine: Any) -> dict[str, Any]:
     """What DeepSpeed's engine has of its configuration."""
     schedule = type(getattr(engine, "lr_scheduler", None)).__name__
@@ -119,14 +139,17 @@ def _of_engine(engine: Any) -> dict[str, Any]:
 
 
 def _asked(engine: Any, name: str) -> Any:
-    """What a method of DeepSpeed's engine returns; None if this release has no such one."""
+    """What a method of DeepSpeed's engine or a function of a module returns; None if this release
+    has no such one, or if it fails: nothing was set up."""
     try:
         return getattr(engine, name)()
     except Exception:
         return None
 
 
-def facts_of(post: Post, backwards: int, scaler: Any, bugs_file: str) -> dict[str, Any]:
+def facts_of(
+    post: Post, backwards: int, scaler: Any, bugs_file: str, *, is_resumed: bool = False
+) -> dict[str, Any]:
     """The releases and settings of this run, and the bugs of ``bugs_file`` that they may set off.
     To be called by the thread that trains, within the step."""
     bugs = []
@@ -134,7 +157,8 @@ def facts_of(post: Post, backwards: int, scaler: Any, bugs_file: str) -> dict[st
         with open(bugs_file, encoding="utf-8") as file:
             bugs = json.load(file)
     packages = {module: name for bug in bugs for module, name in bug["packages"].items()}
-    versions, settings = releases(packages), settings_of(post, backwards, scaler)
+    versions = releases(packages)
+    settings = settings_of(post, backwards, scaler, is_resumed=is_resumed)
     return {
         "releases": versions,
         "settings": settings,
@@ -183,7 +207,9 @@ def _because(
 ) -> str:
     """The releases and settings that set off a bug, as text."""
     reasons = [f"{name} is {versions[name]}" for name in bug["affected"]]
-    reasons += [f"{name} is {_word(settings[name])}" for name in bug["settings"]]
+    reasons += [
+        SENTENCES.get(name) or f"{name} is {_word(settings[name])}" for name in bug["settings"]
+    ]
     reasons += [bug["code"]] if bug.get("code") else []
     return " and ".join(reasons)
 

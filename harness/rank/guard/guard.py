@@ -469,8 +469,11 @@ class Guard:
         self.rows.alarms, self.schedules.alarms = [], []
         if post.check == 1 and post.optimizer == 0 and not rank():
             started = time.perf_counter()
-            post.facts = facts_of(post, micro_batches, self._scaler, self.settings.known)
-            self.trainings[0].costs.setup += time.perf_counter() - started
+            first, known = self.trainings[0], self.settings.known
+            post.facts = facts_of(
+                post, micro_batches, self._scaler, known, is_resumed=first.is_resumed
+            )
+            first.costs.setup += time.perf_counter() - started
         return post
 
     def _merge(self, event: MergedAdapter, call: Callable[[], Any]) -> Any:

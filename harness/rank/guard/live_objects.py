@@ -71,7 +71,9 @@ def _meets(owner: Any, attributes: Mapping[str, Any]) -> bool | None:
     answer: bool | None = True
     for path, rule in attributes.items():
         value = attribute(owner, path)
-        if "differs" in rule:
+        if "exists" in rule:
+            rule, value = {"in": [True]}, value is not MISSING
+        elif "differs" in rule:
             second = attribute(owner, rule["differs"])
             rule, value = {"in": [True]}, MISSING if MISSING in (value, second) else value != second
         if value is MISSING and not rule.get("must_exist"):
@@ -83,8 +85,11 @@ def _meets(owner: Any, attributes: Mapping[str, Any]) -> bool | None:
 
 def attribute(value: Any, path: str) -> Any:
     """The value of an attribute of an attribute, from the objects' dictionaries: a property of a
-    stranger could do anything. MISSING if there is none."""
+    stranger could do anything. Of a dictionary or a tuple, its item. MISSING if there is none."""
     for name in path.split("."):
+        if type(value) in (dict, list, tuple):
+            value = _item(value, name)
+            continue
         attributes = getattr(value, "__dict__", {})
         modules = attributes.get("_modules")
         if name in attributes:
@@ -99,6 +104,13 @@ def attribute(value: Any, path: str) -> Any:
         if value is MISSING:
             return MISSING
     return value
+
+
+def _item(owner: Any, name: str) -> Any:
+    """An item of a plain dictionary, list or tuple."""
+    if type(owner) is dict:
+        return owner.get(name, MISSING)
+    return owner[int(name)] if name.isdigit() and int(name) < len(owner) else MISSING
 
 
 def _imported(name: str) -> Any:

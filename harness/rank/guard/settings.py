@@ -36,6 +36,8 @@ VISIBLE = (
     "gradient_clipping",
     "dynamic_loss_scale",
     "pipeline_parallel",
+    "tensor_parallel",
+    "distributed_optimizer",
     "warmup_of_deepspeed",
 )
 """The settings of a run that ``facts`` may see, under the catalogue's names for them."""

@@ -96,6 +96,7 @@ class Training:
         self._sums: WeightSums | None = None
         self._leftovers = Leftovers()
         self.resume: Resume | None = None
+        self.is_resumed = False
         """The load after which the next step is one of the first; None without one."""
         self.states = States()
         """What was trained at saves and loads."""
@@ -396,7 +397,7 @@ class Training:
         # A package may load an optimizer's first state into itself, to move it to a device.
         is_first = not self.steps and self.states.changes_rates(optimizer)
         if any(optimizer.state.values()) or is_first:
-            self.resume = Resume(optimizer, schedules)
+            self.resume, self.is_resumed = Resume(optimizer, schedules), True
             self._trained = ()  # the weights may be others now
 
     def after_step(self, backwards: int, batches: int = 0) -> bool:

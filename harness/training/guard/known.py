@@ -81,6 +81,9 @@ def bugs() -> Iterator[dict[str, Any]]:
         if not releases or not scenario.settings:
             continue
         visible = {key: scenario.settings[key] for key in VISIBLE if key in scenario.settings}
+        rules = {key: _rule(condition) for key, condition in visible.items()}
+        if len(scenario.launches) > 1:  # who does not resume does not meet it
+            rules["resumed"] = _rule(True)
         code = scenario.settings.get("code")
         unseen = (
             set(scenario.settings) - set(VISIBLE) - ({"code"} if _decides(scenario.seen) else set())
@@ -88,14 +91,13 @@ def bugs() -> Iterator[dict[str, Any]]:
         bug = {
             "name": name,
             "title": scenario.title,
-            "settings": {key: _rule(condition) for key, condition in visible.items()},
+            "settings": rules,
             "seen": {
                 kind: {path: _rule(condition) for path, condition in attributes.items()}
                 for kind, attributes in scenario.seen.items()
             },
             "code": code.text if code is not None else "",
-            # A bug with several launches harms a run that is resumed: most are not
-            "certain": not unseen and len(scenario.launches) == 1,
+            "certain": not unseen,
             "packages": {import_name(package): package for package in scenario.deciding},
             "remedy": remedies.of(name),
             "signature": _signature(catalog.folder(name) / "probe.json"),
@@ -153,12 +155,14 @@ def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _rule(condition: Any) -> dict[str, Any]:
     """A condition of ``harness.bugs.api.settings`` as JSON."""
-    from harness.bugs.api.settings import above, differs, has
+    from harness.bugs.api.settings import above, differs, exists, has
 
     if isinstance(condition, above):
         return {"above": condition.limit}
     if isinstance(condition, differs):
         return {"differs": condition.other}
+    if isinstance(condition, exists):
+        return {"exists": True}
     if isinstance(condition, has):
         return {"in": [condition.value], "must_exist": True}
     return {"in": list(condition) if isinstance(condition, tuple) else [condition]}

@@ -137,6 +137,13 @@ def _heading(summary: Mapping[str, Any], faults: int | None = None) -> str:
     return f"{text}; the training was killed, or runs still: this was written{when}"
 
 
+def unended(folder: Path) -> str:
+    """The last summary of a training that wrote none at its end, in one line. Empty without one, or
+    if it ended. Raises Inconclusive if it is damaged."""
+    summary = _summary(folder / SUMMARY)
+    return "" if not summary or has_ended(summary) else _heading(summary)
+
+
 def lines(report: Report) -> list[str]:
     """The summary of a training as text."""
     summary = report.summary

@@ -53,7 +53,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("SkipStepAdamW is the optimizer")},
-    seen={"olmo_core.optim.adamw.SkipStepAdamW": api.NEEDED},
+    seen={"olmo_core.optim.adamw.SkipStepAdamW": {"defaults.betas.0": api.above(0)}},
     files=("olmo_core/optim/adamw.py",),
     releases="ai2-olmo-core>=1.8",
     absent=(api.Absent("ai2-olmo-core<1.8", "the optimizer came with 1.8.0"),),

@@ -83,6 +83,13 @@ SCENARIO = api.Scenario(
     visibility="silent",
     lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a dataset with a Compose is read by several workers")},
+    seen={
+        "albumentations.core.composition.Compose": {},
+        "torch.utils.data.dataloader.DataLoader": {
+            "num_workers": api.above(0),
+            "worker_init_fn": (None,),
+        },
+    },
     files=("albumentations/core/composition.py",),
     ranks=1,
     variants={

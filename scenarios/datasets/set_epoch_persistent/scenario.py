@@ -43,7 +43,12 @@ SCENARIO = api.Scenario(
     visibility="silent",
     lanes=(api.Lane.CPU,),
     settings={"code": api.by_code("a shuffled streaming dataset is read by persistent workers")},
-    seen={"datasets.iterable_dataset.IterableDataset": api.NEEDED},
+    seen={
+        "torch.utils.data.dataloader.DataLoader": {
+            "persistent_workers": True,
+            "dataset._shuffling.generator": api.exists(),
+        }
+    },
     files=("datasets/iterable_dataset.py",),
     ranks=1,
     variants={

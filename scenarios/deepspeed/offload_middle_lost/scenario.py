@@ -49,11 +49,7 @@ SCENARIO = api.Scenario(
         "gradient_accumulation_steps": api.above(2),
         "code": api.by_code("the optimizer is offloaded to the CPU"),
     },
-    seen={
-        "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer": api.needed(
-            {"cpu_offload": True}
-        )
-    },
+    seen={"deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer": {"cpu_offload": True}},
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
     variants={
         "buggy": api.expect_symptom(),

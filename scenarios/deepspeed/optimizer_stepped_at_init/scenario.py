@@ -47,6 +47,12 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"zero_stage": (1, 2, 3), "code": api.by_code("the optimizer counts its steps")},
+    seen={
+        "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer or "
+        "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3": {
+            "optimizer.defaults.betas": api.exists()
+        }
+    },
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -71,6 +71,12 @@ SCENARIO = api.Scenario(
         "zero_stage": 0,
         "code": api.by_code("the optimizer counts its steps"),
     },
+    seen={
+        "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer or "
+        "deepspeed.runtime.bf16_optimizer.BF16_Optimizer": {
+            "optimizer.defaults.betas": api.exists()
+        }
+    },
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -68,6 +68,10 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("a fused norm, gate and linear layer of fla is trained")},
+    seen={
+        "fla.modules.fused_norm_gate.FusedLayerNormSwishGateLinear or "
+        "fla.modules.fused_norm_gate.FusedRMSNormSwishGateLinear": {}
+    },
     files=("fla/modules/fused_norm_gate.py",),
     ranks=1,
     lanes=(api.Lane.GPU,),

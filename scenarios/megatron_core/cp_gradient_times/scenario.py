@@ -41,6 +41,11 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("ranks share sequences (context parallelism)")},
+    seen={
+        "megatron.core.transformer.transformer_config.TransformerConfig": api.needed(
+            {"context_parallel_size": api.above(1)}
+        )
+    },
     releases="megatron-core>=0.8",  # older ones have other gradient buffers
     files=("megatron/core/distributed/distributed_data_parallel.py",),
     variants={

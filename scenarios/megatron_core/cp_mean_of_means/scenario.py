@@ -83,6 +83,11 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("ranks share sequences in which some tokens do not count")},
+    seen={
+        "megatron.core.transformer.transformer_config.TransformerConfig": api.needed(
+            {"context_parallel_size": api.above(1)}
+        )
+    },
     files=("megatron/core/pipeline_parallel/schedules.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -39,6 +39,12 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("ranks share sequences, and calculate_per_token_loss is set")},
+    seen={
+        "megatron.core.transformer.transformer_config.TransformerConfig": {
+            "context_parallel_size": api.above(1),
+            "calculate_per_token_loss": True,
+        }
+    },
     releases="megatron-core>=0.8",  # older ones have other gradient buffers
     files=(
         "megatron/core/pipeline_parallel/schedules.py",

@@ -63,6 +63,11 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("an MoE is balanced by global_aux_loss")},
+    seen={
+        "megatron.core.transformer.moe.router.TopKRouter": api.needed(
+            {"config.moe_router_load_balancing_type": "global_aux_loss"}
+        )
+    },
     files=("megatron/core/transformer/moe/router.py",),
     variants={
         "buggy": api.expect_symptom(),

@@ -45,7 +45,11 @@ SCENARIO = api.Scenario(
         "tensor_parallel": api.above(1),
         "code": api.by_code("calculate_per_token_loss is set and an MoE gets a padding mask"),
     },
-    seen={"megatron.core.transformer.moe.router.TopKRouter": api.NEEDED},
+    seen={
+        "megatron.core.transformer.moe.router.TopKRouter": api.needed(
+            {"config.calculate_per_token_loss": True}
+        )
+    },
     files=("megatron/core/transformer/moe/moe_utils.py",),
     releases="megatron-core>=0.16",
     absent=(api.Absent("megatron-core<0.16", "its routers take no mask"),),

@@ -56,7 +56,11 @@ SCENARIO = api.Scenario(
         "tensor_parallel": api.above(1),
         "code": api.by_code("calculate_per_token_loss is set and an MoE has an auxiliary loss"),
     },
-    seen={"megatron.core.transformer.moe.router.TopKRouter": api.NEEDED},
+    seen={
+        "megatron.core.transformer.moe.router.TopKRouter": api.needed(
+            {"config.calculate_per_token_loss": True}
+        )
+    },
     files=("megatron/core/transformer/moe/router.py",),
     variants={
         "buggy": api.expect_symptom(),

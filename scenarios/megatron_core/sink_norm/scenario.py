@@ -79,6 +79,11 @@ SCENARIO = api.Scenario(
         "gradient_clipping": api.above(0),
         "code": api.by_code("softmax_type is learnable"),
     },
+    seen={
+        "megatron.core.transformer.dot_product_attention.DotProductAttention": api.needed(
+            {"config.softmax_type": "learnable"}
+        )
+    },
     files=("megatron/core/transformer/dot_product_attention.py",),
     releases="megatron-core>=0.15",
     absent=(api.Absent("megatron-core<0.15", "learnable sinks came with 0.15.0"),),

@@ -63,6 +63,11 @@ SCENARIO = api.Scenario(
             "the embedding is tied, and the weights before it are no multiple of 128"
         ),
     },
+    seen={
+        "torch.nn.modules.module.Module": api.needed(
+            {"share_embeddings_and_output_weights": api.has(True)}
+        )
+    },
     files=("megatron/core/distributed/param_and_grad_buffer.py",),
     ranks=4,
     releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer

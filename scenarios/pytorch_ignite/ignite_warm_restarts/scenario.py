@@ -44,6 +44,7 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"code": api.by_code("ignite's LRScheduler wraps CosineAnnealingWarmRestarts")},
+    seen={"ignite.handlers.param_scheduler.LRScheduler": {"lr_scheduler.T_mult": api.exists()}},
     files=("ignite/handlers/param_scheduler.py",),
     ranks=1,
     variants={

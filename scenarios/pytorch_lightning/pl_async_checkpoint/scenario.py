@@ -46,6 +46,10 @@ SCENARIO = api.Scenario(
     harm="wrong resume",
     visibility="silent",
     settings={"code": api.by_code("the Trainer has the plugin AsyncCheckpointIO")},
+    seen={
+        "pytorch_lightning.plugins.io.async_plugin.AsyncCheckpointIO or "
+        "lightning.pytorch.plugins.io.async_plugin.AsyncCheckpointIO": {}
+    },
     files=("pytorch_lightning/plugins/io/async_plugin.py",),
     releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
     ranks=1,

@@ -47,7 +47,9 @@ SCENARIO = api.Scenario(
         "code": api.by_code("static_graph is used with manual optimization"),
     },
     seen={
-        "torch.nn.parallel.distributed.DistributedDataParallel": api.needed({"static_graph": True})
+        "torch.nn.parallel.distributed.DistributedDataParallel": {"static_graph": True},
+        "pytorch_lightning.core.module.LightningModule or "
+        "lightning.pytorch.core.module.LightningModule": {"_automatic_optimization": False},
     },
     files=("pytorch_lightning/strategies/ddp.py",),
     variants={

@@ -90,7 +90,10 @@ SCENARIO = api.Scenario(
         "code": api.by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
     },
     seen={
-        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": api.NEEDED
+        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": {
+            "_inter_node_pg": api.exists(),  # only a hybrid strategy makes such a group
+            "sharding_strategy._name_": "NO_SHARD",
+        }
     },
     variants={
         "buggy": api.expect_symptom(),

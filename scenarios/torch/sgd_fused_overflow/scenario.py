@@ -74,6 +74,11 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="visible in the loss",
     settings={"precision": "fp16", "code": api.by_code("SGD has momentum and fused=True")},
+    seen={
+        "torch.optim.sgd.SGD": api.needed(
+            {"defaults.fused": True, "defaults.momentum": api.above(0)}
+        )
+    },
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

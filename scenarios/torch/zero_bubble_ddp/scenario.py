@@ -94,7 +94,14 @@ SCENARIO = api.Scenario(
         "ranks": api.above(1),
         "code": api.by_code("DDP is around the stages of a zero-bubble schedule"),
     },
-    seen={"torch.distributed.pipelining.schedules._PipelineScheduleRuntime": api.NEEDED},
+    seen={
+        "torch.distributed.pipelining.schedules.ScheduleInterleavedZeroBubble or "
+        "torch.distributed.pipelining.schedules.ScheduleZBVZeroBubble or "
+        "torch.distributed.pipelining.schedules.ScheduleDualPipeV": {},
+        "torch.distributed.pipelining.stage._PipelineStageBase": {
+            "submod.require_backward_grad_sync": api.exists()
+        },
+    },
     ranks=4,
     variants={
         "buggy": api.expect_symptom(),

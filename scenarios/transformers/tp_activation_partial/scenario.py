@@ -76,6 +76,12 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("Apertus is split with a tp_plan")},
+    seen={
+        "transformers.models.apertus.modeling_apertus.ApertusPreTrainedModel": {
+            "_tp_size": api.above(1),
+            "config.hidden_act": "xielu",
+        }
+    },
     known_upstream=False,
     files=("transformers/models/apertus/configuration_apertus.py",),
     variants={

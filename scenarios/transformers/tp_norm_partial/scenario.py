@@ -25,6 +25,23 @@ class Params(split.Params):
     model: str = api.knob("qwen3", choices=("qwen3", "llama"), about="that is split")
 
 
+WITH_NORMS = {
+    "apertus": "Apertus",
+    "dots1": "Dots1",
+    "exaone4": "Exaone4",
+    "exaone_moe": "ExaoneMoe",
+    "gemma3": "Gemma3",
+    "gemma3n": "Gemma3n",
+    "qwen3": "Qwen3",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
+    "qwen3_omni_moe": "Qwen3OmniMoe",
+    "t5gemma2": "T5Gemma2",
+}
+"""The models whose plans the fix changed, and how their classes begin."""
+
 SCENARIO = api.Scenario(
     report=("https://github.com/huggingface/transformers/pull/42448",),
     fix="https://github.com/huggingface/transformers/releases/tag/v5.3.0",
@@ -44,6 +61,12 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("the model is split with a tp_plan")},
+    seen={
+        " or ".join(
+            f"transformers.models.{model}.modeling_{model}.{name}PreTrainedModel"
+            for model, name in WITH_NORMS.items()
+        ): {"_tp_size": api.above(1)}
+    },
     files=("transformers/models/qwen3/configuration_qwen3.py",),
     variants={
         "buggy": api.expect_symptom(),
