@@ -151,6 +151,7 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     ``neighbours``; the others are ignored.
     """
     scenario = catalog.scenario(name)
+    have = {**scenario.without, **have}
     packages = [package for package in scenario.deciding if package in have]
     try:
         target = tuple(Version(have[package]) for package in packages)

@@ -233,7 +233,8 @@ def _inapplicable(
     """
     if not catalog.scenario(name).pins:
         return "every release of torch has it, on a GPU"
-    needed = required if environment.complete else required[:1]
+    without = catalog.scenario(name).without
+    needed = [p for p in required if p not in without] if environment.complete else required[:1]
     if missing := [package for package in needed if package not in releases]:
         return f"{missing[0]} is not installed" if environment.complete else f"no {missing[0]}"
     subject = required[0]

@@ -76,6 +76,23 @@ def test_a_file_may_leave_out_what_its_packages_need() -> None:
     assert answer("trainer_gas_twice", environment({}, complete=False)).why == "no transformers"
 
 
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [("1.6.0", "not affected"), ("1.7.0", "affected"), ("1.14.0", "affected"), ("1.15.0", "not ")],
+)
+def test_a_loop_of_ones_own_has_a_bug_that_newer_releases_of_another_package_avoid(
+    release: str, expected: str, complete: bool
+) -> None:
+    """ema-pytorch's users need accelerate and no transformers: the status was unknown."""
+    bug = answer("resume_replays_epoch", environment({"accelerate": release}, complete))
+    assert str(bug.status).startswith(expected), bug.why
+    both = environment({"accelerate": release, "transformers": "5.12.1"}, complete)
+    assert (answer("resume_replays_epoch", both).status is BugStatus.AFFECTED) == (
+        release == "1.6.0"
+    )
+
+
 def test_a_package_that_is_not_from_an_index_is_unknown() -> None:
     from_git = environment({"deepspeed": "0.13.2"}, origin="installed from git")
     bug = answer("clip_max_for_min", from_git)

@@ -206,6 +206,9 @@ class Scenario:
     decided_by: tuple[str, ...] = ()
     """The pinned packages whose releases decide whether the bug is there, if recorded runs show
     that the others do not; empty for all but vehicles."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Pinned packages that users of the subject need not have, each with a release: without them
+    the bug is there as with this release."""
     absent: tuple[Absent, ...] = ()
     remedy: str = ""
     """A way around the bug, as an order: "train in bf16". Releases without the bug follow from the
@@ -232,8 +235,9 @@ class Scenario:
             for value in entries:
                 if value not in choices:
                     raise ValueError(f"{name} has '{value}', not one of {', '.join(choices)}")
-        if unknown := set(self.decided_by) - set(self.pins):
-            raise ValueError(f"decided_by has {', '.join(sorted(unknown))}, which is not pinned")
+        for name, packages in (("decided_by", self.decided_by), ("without", self.without)):
+            if unknown := set(packages) - set(self.pins):
+                raise ValueError(f"{name} has {', '.join(sorted(unknown))}, which is not pinned")
         if self.known_in_part and self.known_upstream:
             raise ValueError("known_in_part is for a bug with known_upstream=False")
 
