@@ -102,6 +102,16 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, Block))
 """
+UNLIKE = """
+Model.is_gradient_checkpointing = property(lambda self: Block.recomputes)
+Model.disable_gradient_checkpointing = lambda self: setattr(Block, "recomputes", False)
+Model.enable_gradient_checkpointing = lambda self: setattr(Block, "recomputes", True)
+def forward(self, x):
+    if self.recomputes:  # this branch forgets x
+        return checkpoint(self.inner, x, use_reentrant=False)
+    return self.inner(x) + x
+Block.forward = forward
+"""
 SWITCHED = "model.gradient_checkpointing_enable = lambda: setattr(Block, 'recomputes', True)"
 EAGER = 'run = torch.compile(run, backend="aot_eager")'
 HALVED = f"{PLAIN}; run = torch.compile(run, backend=halved)"
@@ -179,6 +189,16 @@ def test_masks_that_a_model_draws_itself_are_as_those_of_dropout(
     answers = probed(probing, tmp_path, f"{OWN_MASK}; {how}", CHECKPOINTING)
     assert not refused(answers)
     assert first_broken(answers) == broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [UNLIKE, f"{PLAIN}{UNLIKE}"])
+def test_a_branch_with_recomputation_that_computes_something_else_is_found(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    """FLUX of diffusers 0.34.0 did: it gave the blocks no mask there."""
+    answers = probed(probing, tmp_path, how, CHECKPOINTING)
+    assert first_broken(answers)[CHECKPOINTING][0] == "gradient"
 
 
 @pytest.mark.slow

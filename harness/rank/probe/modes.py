@@ -3,6 +3,7 @@ recomputation (activation checkpointing)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from harness.rank.events import Patches
@@ -22,6 +23,10 @@ OF_CHECKPOINT = {
     "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state",
 }  # fmt: skip
 """The arguments of torch's ``checkpoint`` that are not those of the function."""
+
+ON = "gradient_checkpointing_enable", "enable_gradient_checkpointing"
+OFF = "gradient_checkpointing_disable", "disable_gradient_checkpointing"
+"""The methods of models of transformers and diffusers."""
 
 NO_SWITCH = (
     "the script calls no checkpoint of torch.utils.checkpoint, and its model has no "
@@ -54,12 +59,27 @@ class Mode:
         others = {name: value for name, value in keywords.items() if name not in OF_CHECKPOINT}
         return function(*arguments, **others)
 
+    def _switch_off(self, model: Any) -> None:
+        """Switch recomputation off where a model has a switch: its other branch may compute
+        something else."""
+        off = _method(model, OFF)
+        if off is not None and getattr(model, "is_gradient_checkpointing", False):
+            off()
+            self.checkpoints += 1
+
     def meet(self, model: Any) -> None:
         """Change the model, which is called for the first time."""
         inner = getattr(model, "module", model)
         if self._name in (COMPILED, SAME_MASKS) and not compiled.names:
             inner.compile(backend=BACKEND)
         if self._name == RECOMPUTED:
-            if not hasattr(inner, "gradient_checkpointing_enable"):
+            if (switch := _method(inner, ON)) is None:
                 raise RuntimeError(NO_SWITCH)
-            inner.gradient_checkpointing_enable()
+            switch()
+        if self._name == KEPT:
+            self._switch_off(inner)
+
+
+def _method(model: Any, names: Sequence[str]) -> Any:
+    """The first of these methods that a model has; None without one."""
+    return next((getattr(model, name) for name in names if hasattr(model, name)), None)
