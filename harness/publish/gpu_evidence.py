@@ -14,9 +14,9 @@ REASONS: Mapping[str, str] = {
     "flux_checkpoint_kwargs": "its releases cannot be imported beside packages of that machine",
     "mmengine_resume_data": "its releases need libGL, which that machine lacks",
     "length_grouped_resume": "its fixed release cannot be imported beside packages of that machine",
-    "cp_per_token_times": "its release cannot be installed for the Python of that machine, 3.12",
-    "tied_embedding_straddles": "its release cannot be installed for the Python of that machine, 3.12",
-    "pml_ddp_scale": "its release cannot be installed for the Python of that machine, 3.12",
+    "cp_per_token_times": "its release cannot be installed for that machine's Python, 3.12",
+    "tied_embedding_straddles": "its release cannot be installed for that machine's Python, 3.12",
+    "pml_ddp_scale": "its release cannot be installed for that machine's Python, 3.12",
     "torchmetrics_minmax": "its fixed release cannot be imported beside packages of that machine",
     "zero_bubble_shared_weight": "its edit does not fit the torch of that machine, 2.11",
 }
