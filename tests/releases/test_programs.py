@@ -103,3 +103,6 @@ def test_uv_does_not_ask_again_for_a_file_of_the_public_index(
         assert "up==1.0" in process.stdout, process.stderr
     metadata = [path for path in served.requests if path.endswith(".metadata")]
     assert len(metadata) == 1
+    served.requests.clear()
+    uv.execute(["pip", "compile", "-", f"--default-index={address}/own"], "up", needs={})
+    assert served.requests == ["/simple/own/up/"], "a name in a user's file is for its index alone"
