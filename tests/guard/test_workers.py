@@ -266,3 +266,17 @@ def test_draws_are_no_new_seed(count: int) -> None:
         assert has_drawn(before, drawn)
         assert not has_drawn(before, before)
         assert not has_drawn(before, seeded)
+
+
+@pytest.mark.parametrize("kind", [numpy.random.PCG64, numpy.random.Philox, numpy.random.MT19937])
+def test_another_generator_of_numpy_is_no_draw(kind: Callable[[int], Any]) -> None:
+    """A dataset may make a new one in each worker, at its first row."""
+    generator = numpy.random.Generator(kind(1))
+    before, other = state_of(generator), state_of(numpy.random.Generator(kind(5)))
+    generator.random(3)
+    drawn = state_of(generator)
+    assert before is not None
+    assert drawn is not None
+    assert other is not None
+    assert has_drawn(before, drawn)
+    assert not has_drawn(before, other)

@@ -201,7 +201,13 @@ def state_of(generator: Any) -> tuple[str, Any, Any] | None:
         if hasattr(generator, "get_state"):  # numpy's RandomState
             state = generator.get_state()
             return "twister", tuple(state[1].tolist()), state[2]
-        return "other", "", repr(generator.bit_generator.state)
+        state = generator.bit_generator.state
+        numbers = state["state"]
+        if "pos" in numbers:
+            return "twister", tuple(numbers["key"].tolist()), numbers["pos"]
+        # What a seed chooses, and no draw changes: of PCG64 and Philox.
+        of_seed = [numbers[name] for name in ("inc", "key") if name in numbers]
+        return "other", repr(of_seed), repr(state)
     return None
 
 

@@ -38,6 +38,7 @@ TRAINER_RESUME = (
 
 USUAL = {
     "accelerated.py": Usual(OWN, SAVE, RESUME),
+    "augmented.py": Usual("--batch-size {rows}"),
     "composer_epochs.py": Usual("--batch-size {rows}"),
     "contrastive.py": Usual("--batch-size {rows}"),
     "dcp.py": Usual(OWN, SAVE, RESUME),
@@ -46,6 +47,7 @@ USUAL = {
     "dpo.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 32", *TRAINER_RESUME),
     "dtensor_rows.py": Usual(OWN, same_rows=True),
     "fabric_ddp.py": Usual(f"{OWN} --devices {{ranks}}"),
+    "flux.py": Usual(OWN),
     "fsdp1.py": Usual(OWN),
     "fsdp2.py": Usual(OWN),
     "fsdp2_accelerate.py": Usual(OWN, SAVE, RESUME),
