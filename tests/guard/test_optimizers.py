@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.rank.guard.optimizers import FUSED, kind_of, step_count
+from harness.rank.guard.optimizers import FUSED, MUON, instead_of_gradients, kind_of, step_count
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -44,3 +44,31 @@ def test_class_of_another_package_is_not_known_by_its_name() -> None:
         pass
 
     assert kind_of(AdamW([torch.zeros(2)])) == f"{__name__}.AdamW"
+
+
+class MuonWithAuxAdam(torch.optim.Optimizer):
+    """As DeepSpeed's: ZeRO gives it flat parts of matrices, whose gradients it has replaced."""
+
+    def __init__(self, *groups: dict[str, object]) -> None:
+        super().__init__(groups, {})
+
+
+MuonWithAuxAdam.__module__ = MUON.rpartition(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "use_muon", "is_replaced"),
+    [([4], True, True), ([2, 2], True, False), ([4], False, False), (None, True, True)],
+)
+def test_only_flat_parts_of_a_matrix_have_something_else_than_a_gradient_under_muon(
+    shape: list[int] | None, use_muon: bool, is_replaced: bool
+) -> None:
+    """At stage 3 a group has no parameters between the steps."""
+    optimizer = MuonWithAuxAdam({"params": [torch.zeros(shape or 1)], "use_muon": use_muon})
+    if shape is None:
+        optimizer.param_groups[0]["params"] = []
+    assert bool(instead_of_gradients(optimizer)) is is_replaced
+
+
+def test_optimizer_of_torch_has_gradients() -> None:
+    assert instead_of_gradients(torch.optim.SGD([torch.zeros(4)], 0.1)) == ""

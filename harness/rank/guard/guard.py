@@ -57,7 +57,7 @@ from .judge import LOCAL_STEPS
 from .live_objects import objects
 from .losses import Losses
 from .merges import Merge
-from .optimizers import has_constructed_any, is_constructed
+from .optimizers import has_constructed_any, instead_of_gradients, is_constructed
 from .parameters import Modules
 from .posts import Post
 from .process import captures, is_worker, makes_state, rank, world
@@ -428,6 +428,7 @@ class Guard:
             for other in (one for one in self.trainings if one is not training):
                 training.states.take_saves(other.states)
             post = self._completed(training.post(self.mailbox.rank), training.counts.last)
+            post.lossy = post.lossy or instead_of_gradients(training.optimizer())
             training.disarm()
             self.mailbox.send(training, post)
             if not self.mailbox.rank:

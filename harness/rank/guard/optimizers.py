@@ -13,6 +13,7 @@ MOMENTS["AdamW"] = MOMENTS["Adam"]
 FUSED = "deepspeed.ops.adam.fused_adam.FusedAdam"
 ADAMS = (FUSED, "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam")
 """Classes of DeepSpeed with the formula of Adam, or of AdamW."""
+MUON = "deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam"
 
 
 def kind_of(optimizer: Any) -> str:
@@ -21,7 +22,7 @@ def kind_of(optimizer: Any) -> str:
     kind = type(optimizer)
     if kind is getattr(torch.optim, kind.__name__, None):
         return kind.__name__
-    name = f"{kind.__module__}.{kind.__name__}"
+    name = _full_name(optimizer)
     if name in ADAMS and all(group.get("bias_correction") for group in optimizer.param_groups):
         return "AdamW" if getattr(optimizer, "adam_w_mode", True) else "Adam"
     return name
@@ -30,9 +31,26 @@ def kind_of(optimizer: Any) -> str:
 def step_count(optimizer: Any, group: dict[str, Any], parameter: Any) -> Any:
     """How many steps an optimizer has counted, by which it corrects the moments of a parameter.
     DeepSpeed's fused Adam counts those of a group at the last parameter that has a gradient."""
-    if f"{type(optimizer).__module__}.{type(optimizer).__name__}" == FUSED:
+    if _full_name(optimizer) == FUSED:
         parameter = [one for one in group["params"] if one.grad is not None][-1]
     return optimizer.state.get(parameter, {}).get("step", 0)
+
+
+def instead_of_gradients(optimizer: Any) -> str:
+    """What an optimizer is given in the place of gradients, on purpose; empty if it has these.
+
+    ZeRO calls Muon's iteration itself, and gives DeepSpeed's Muon flat parts of its result. At
+    stage 3 the groups have them during a step only."""
+    if _full_name(optimizer) != MUON:
+        return ""
+    groups = [group["params"] for group in optimizer.param_groups if group.get("use_muon")]
+    if all(params and all(one.dim() >= 2 for one in params) for params in groups):
+        return ""
+    return "what ZeRO gives Muon in the place of a gradient"
+
+
+def _full_name(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__name__}"
 
 
 def has_constructed_any() -> bool:
