@@ -56,13 +56,16 @@ CONSTRAINTS = {
 package that it needs."""
 
 UNUSED = {
+    "lhotse": ("dataclasses",),
     "mosaicml-streaming": (
         *("azure-identity", "azure-storage-blob", "azure-storage-file-datalake", "boto3"),
         *("google-cloud-storage", "matplotlib", "oci", "paramiko"),
     )
 }
 """What a package requires and imports only when it is used, such as the clients of object stores:
-overlays leave it out. One of these has no wheel, and together they are larger than the rest."""
+overlays leave it out. One of these has no wheel, and together they are larger than the rest. Or
+what Python has itself: dataclasses is Python 3.7's module for Python 3.6, and hides the newer one,
+so that no process starts."""
 
 WHEELS_OF = {"megatron-core<0.5": ("3.10",), "megatron-core<0.10": ("3.10", "3.11")}
 """Releases without sources, and the only Pythons that they have wheels for.
