@@ -60,7 +60,7 @@ UNUSED = {
     "mosaicml-streaming": (
         *("azure-identity", "azure-storage-blob", "azure-storage-file-datalake", "boto3"),
         *("google-cloud-storage", "matplotlib", "oci", "paramiko"),
-    )
+    ),
 }
 """What a package requires and imports only when it is used, such as the clients of object stores:
 overlays leave it out. One of these has no wheel, and together they are larger than the rest. Or
