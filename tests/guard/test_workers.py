@@ -234,6 +234,24 @@ def test_stream_that_workers_split_is_right(rows: Rows, shuffles: bool) -> None:
     assert train(rows, DataLoader(stream, 2, num_workers=2), 2) == []
 
 
+@pytest.mark.parametrize(("shift", "alarms"), [(0, ["workers"]), (1, [])])
+def test_stream_whose_workers_choose_sources_alike_is_told(
+    rows: Rows, shift: int, alarms: list[str]
+) -> None:
+    """They do in datasets before 4.4.0, which shifts the generators of each worker. That a new
+    epoch chooses as the one before, without set_epoch(), is not told."""
+
+    class Mixed(Stream):
+        def __iter__(self) -> Iterator[Any]:
+            worker = get_worker_info()
+            seed = 5 + shift * (worker.id if worker else 0)
+            rows.numbers.worker_mixes(numpy.random.default_rng(seed))
+            return super().__iter__()
+
+    loader = DataLoader(Mixed(split=True), 2, num_workers=2)
+    assert train(rows, loader, 2) == alarms
+
+
 def test_stream_that_repeats_few_rows_is_right(rows: Rows) -> None:
     class Cycle(Stream):
         def __iter__(self) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from .backwards import (
     StageBackward,
     StageGradients,
 )
-from .batches import Batch, DrawnIndex, Epoch, Fetch, NewFetcher, NewIterator
+from .batches import Batch, DrawnIndex, Epoch, Fetch, MixedStream, NewFetcher, NewIterator
 from .checkpoints import (
     AsyncSave,
     Checkpoint,

@@ -33,6 +33,20 @@ class NewIterator(Event):
         return cls(arguments[0], arguments[1] if len(arguments) > 1 else keywords["loader"])
 
 
+@dataclass
+class MixedStream(Event):
+    """A stream of datasets' begins to choose the next of its sources at random; the owner has the
+    generator."""
+
+    places = (
+        Place(
+            "datasets.iterable_dataset",
+            "RandomlyCyclingMultiSourcesExamplesIterable",
+            "_get_indices_iterator",
+        ),
+    )
+
+
 FETCH = "torch.utils.data._utils.fetch"
 
 

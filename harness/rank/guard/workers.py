@@ -34,6 +34,9 @@ SEED_BYTES = 8
 WORDS = 624
 """Words of 32 bits in its state."""
 
+SOURCES = "the choice of sources"
+"""How the names of generators begin with which a stream chooses its sources."""
+
 States = Mapping[str, str]
 """By the name of a generator, a digest of its state."""
 
@@ -46,6 +49,8 @@ class WorkerNumbers:
         self._newest: mmap.mmap | None = None
         """What the workers that are forked next share."""
         self._before: dict[str, Any] = {}
+        self._sources: dict[str, str] = {}
+        """In a worker, the states with which streams choose their sources."""
 
     def begin(self, iterator: Any) -> None:
         """Share memory with the workers that an iterator is about to fork."""
@@ -59,19 +64,24 @@ class WorkerNumbers:
         if self._newest is not None and not self._before:
             self._before = {name: state_of(one) for name, one in _generators(dataset)}
 
+    def worker_mixes(self, generator: Any) -> None:
+        """In a worker: note the state of a generator with which a stream chooses its sources."""
+        if self._newest is not None and (state := state_of(generator)) is not None:
+            self._sources[f"{SOURCES} {len(self._sources) + 1}"] = _digest(state)
+
     def worker_has_read(self, dataset: Any) -> None:
         """In a worker: share the states from which the first batch has drawn."""
         memory, self._newest = self._newest, None
         worker = torch.utils.data.get_worker_info()
         if memory is None or worker is None:
             return
-        states = {}
+        states, self._sources = self._sources, {}
         for name, generator in _generators(dataset):
             before, after = self._before.get(name), state_of(generator)
             if before is not None and after is not None and has_drawn(before, after):
                 # Half of a seed of torch may be without effect.
                 numbers = before[2] if before[0] == "torch" else before
-                states[name] = blake2b(repr(numbers).encode(), digest_size=8).hexdigest()
+                states[name] = _digest(numbers)
         self._before = {}
         text, start = json.dumps(states).encode(), SLOT * worker.id
         if len(text) < SLOT:
@@ -105,13 +115,23 @@ class Draws:
     def compare(
         self, epoch: int, workers: dict[int, States], of_stream: bool, is_whole: bool
     ) -> LocalAlarm | None:
-        """Compare the workers of an epoch with each other, unless they shuffle a stream, and with
-        those of the epoch before. ``is_whole``: that one was read to its end."""
+        """Compare the workers of an epoch with each other, and with those of the epoch before.
+        ``is_whole``: that one was read to its end. Workers may shuffle a stream alike, but then
+        they must not choose its sources alike."""
         before, self._before = self._before, (epoch, workers)
-        alarm = None if of_stream else _of_one_epoch(workers)
+        choices = {worker: _of_sources(states) for worker, states in workers.items()}
+        alarm = _of_one_epoch(choices if of_stream else workers)
         if alarm is None and before is not None and is_whole:
             alarm = _of_two_epochs(before, epoch, workers)
         return alarm
+
+
+def _of_sources(states: States) -> States:
+    return {name: state for name, state in states.items() if name.startswith(SOURCES)}
+
+
+def _digest(state: Any) -> str:
+    return blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
 def _of_one_epoch(workers: Mapping[int, States]) -> LocalAlarm | None:
@@ -131,10 +151,10 @@ def _of_one_epoch(workers: Mapping[int, States]) -> LocalAlarm | None:
 def _of_two_epochs(
     before: tuple[int, Mapping[int, States]], epoch: int, workers: Mapping[int, States]
 ) -> LocalAlarm | None:
-    number, earlier = before
+    number, earlier = before  # a stream without set_epoch() mixes its sources again in one way
     for worker, states in sorted(workers.items()):
         for name, state in states.items():
-            if earlier.get(worker, {}).get(name) == state:
+            if earlier.get(worker, {}).get(name) == state and not name.startswith(SOURCES):
                 text = (
                     f"the workers of a loader draw the random numbers of epoch {number} again in "
                     f"epoch {epoch}: {name} begins with the same state (worker_init_fn?)"

@@ -36,6 +36,11 @@ class Workers:
             when=_in_worker,
         )
         on(
+            events.MixedStream,
+            before=lambda e: rows.numbers.worker_mixes(getattr(e.owner, "generator", None)),
+            when=_in_worker,
+        )
+        on(
             events.Fetch,
             after=lambda e: rows.numbers.worker_has_read(e.owner.dataset),
             when=_in_worker,

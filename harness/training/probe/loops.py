@@ -59,6 +59,7 @@ USUAL = {
     "megatron_style.py": Usual(OWN, same_rows=True),
     "pipeline.py": Usual(OWN, SAVE, RESUME, same_rows=True),
     "sft.py": Usual(f"{TRAINER} --use_cpu --bf16 false --max_length 64", *TRAINER_RESUME),
+    "mixed_stream.py": Usual("--batch-size {rows}", SAVE, RESUME),
     "mm_runner.py": Usual(OWN, SAVE, RESUME),
     "policy.py": Usual(OWN),
     "stateful.py": Usual(OWN, SAVE, RESUME),
