@@ -134,7 +134,11 @@ def test_parameters_that_no_optimizer_has_are_noted(
     [
         (IDLE, f"{UNSTEPPED}, although the others take 4 steps and 1.weight, 1.bias get"),
         pytest.param(SELDOM, "", marks=pytest.mark.slow),
-        (SHRUNK, f"{CHANGED}: between the steps 1 and 2, 0.0.weight, by 0.01 of"),
+        pytest.param(
+            SHRUNK,
+            f"{CHANGED}: between the steps 1 and 2, 0.0.weight, by 0.01 of",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_weights_that_move_where_they_should_not_or_stay_are_noted(

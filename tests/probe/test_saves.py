@@ -88,7 +88,7 @@ def notes(probing: Probing, folder: Path, how: str) -> list[str]:
     [
         BOTH,
         pytest.param(AVERAGES, marks=pytest.mark.slow),
-        LAGS,
+        pytest.param(LAGS, marks=pytest.mark.slow),
         pytest.param(REFERENCE, marks=pytest.mark.slow),
         pytest.param(HALF, marks=pytest.mark.slow),
     ],
