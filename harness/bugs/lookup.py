@@ -222,7 +222,7 @@ def _between(
     if not sides.older or not sides.newer:
         return _outside(packages, target, tested)
     if sides.differing and len(sides.statuses) == 1:
-        points = [*_around(sides), *sides.differing]
+        points = [*sides.differing, *_around(sides)]
         words = listed([f"{_label(packages, p)} ({_or(tested[p])})" for p in points])
         return Lookup(None, f"{label} was not tested, and releases around it differ: {words}")
     if sides.status is None:

@@ -125,6 +125,14 @@ def _installed(
     return described(name, versions[0], EDITABLE if source else "")
 
 
+FEWEST = 8
+"""An environment with one of our packages has more packages than that."""
+FEW = (
+    "standard input counts as all that is installed, as pip freeze prints it: what it does not "
+    "name is not there. For requirements, give a file"
+)
+
+
 def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Environment:
     """The environment that requirements files describe together, or that one file lists.
 
@@ -156,6 +164,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and where == STDIN
+    notes += [FEW] if complete and len(content.versions) < FEWEST else []
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
     remarks = [*resolution.notes, *(day_notes if complete else []), *_unnamed(content.unnamed)]

@@ -105,8 +105,9 @@ def _result(index: int, checked: Checked, level: str, places: Places) -> Json:
 
 def _location(place: Place) -> Json:
     """A path inside the working folder is relative to it: code scanning needs that."""
-    path = quote_from_bytes(os.fsencode(place.file.as_posix()))
-    uri = f"file://{path}" if place.file.is_absolute() else path
+    file = place.file.absolute() if ".." in place.file.parts else place.file
+    path = quote_from_bytes(os.fsencode(os.path.normpath(file)))
+    uri = f"file://{path}" if file.is_absolute() else path
     region = {"region": {"startLine": place.line}} if place.line else {}
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}
 

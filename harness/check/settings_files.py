@@ -37,10 +37,13 @@ TRAINER = (
 )
 """Keys of which a file of this kind has at least one; so have those below."""
 DEEPSPEED = (
+    "activation_checkpointing",
     "bf16",
+    "data_efficiency",
     "fp16",
     "gradient_accumulation_steps",
     "gradient_clipping",
+    "optimizer",
     "scheduler",
     "tensor_parallel",
     "train_batch_size",
@@ -98,6 +101,8 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
         _part(content, name, where) for name in ("zero_optimization", "tensor_parallel")
     )
     scheduler = _part(content, "scheduler", where).get("type")
+    optimizer = _part(content, "optimizer", where).get("type")
+    checkpoints = _part(content, "activation_checkpointing", where)
     scale = _number(fp16, "loss_scale", where, default=0).value
     return {
         "precision": _precision(fp16.get("enabled", False), bf16.get("enabled", False), where),
@@ -109,7 +114,34 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
         "warmup_of_deepspeed": Setting(
             None if scheduler is None else str(scheduler).startswith("Warmup")
         ),
+        "muon_of_deepspeed": Setting(
+            None if optimizer is None else str(optimizer).lower() == "muon"
+        ),
+        "offload_optimizer": _offload(zero, where),
+        "contiguous_gradients": _switch(zero, "contiguous_gradients", where, default=True),
+        "partition_activations": _switch(
+            checkpoints, "partition_activations", where, default=False
+        ),
+        "curriculum_learning": _curriculum(content, where),
     }
+
+
+def _offload(zero: Mapping[str, Any], where: Path) -> Setting:
+    """Whether the optimizer is on the CPU or on a disk; old configurations have ``cpu_offload``."""
+    part = _part(zero, "offload_optimizer", where)
+    if not part:
+        return _switch(zero, "cpu_offload", where, default=False)
+    device = str(part.get("device", "none")).lower()
+    return Setting(None, AUTO) if device == AUTO else Setting(device != "none")
+
+
+def _curriculum(content: Mapping[str, Any], where: Path) -> Setting:
+    """Whether the data efficiency library, its sampling and its curriculum are all on."""
+    part, states = content, []
+    for name in ("data_efficiency", "data_sampling", "curriculum_learning"):
+        part = _part(part, name, where)
+        states.append(_switch(part, "enabled", where, default=False))
+    return next((state for state in states if state.value is False), states[-1])
 
 
 def _precision(fp16: Any, bf16: Any, where: Path) -> Setting:
@@ -177,6 +209,8 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
         "gradient_clipping": _number(plugin, "gradient_clipping", where),
         "gradient_accumulation_steps": _number(plugin, "gradient_accumulation_steps", where),
     }
+    if device := plugin.get("offload_optimizer_device"):
+        values["offload_optimizer"] = Setting(str(device).lower() != "none")
     file = _file_named(str(plugin.get("deepspeed_config_file") or ""), where)
     return [values, of_deepspeed(_json(file), file)] if file else [values]
 
@@ -207,11 +241,17 @@ def _number(
     return Setting(int(number) if number.is_integer() else number)
 
 
-def _switch(content: Mapping[str, Any], name: str, where: Path) -> Setting:
+def _switch(
+    content: Mapping[str, Any], name: str, where: Path, default: bool | None = None
+) -> Setting:
     """Read whether something is on; the texts true and false count, as in YAML."""
     value = content.get(name)
+    if value == AUTO:
+        return Setting(None, AUTO)
+    if value is None:
+        return Setting(default, "" if default is None else DEFAULT)
     state = {"true": True, "false": False}.get(str(value).lower())
-    if state is None and value is not None:
+    if state is None:
         raise UserError(f"{where}: {name} is {value!r}, not true or false")
     return Setting(state)
 

@@ -98,7 +98,10 @@ def main(arguments: list[str]) -> int:
 def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="scenario=NAME; with --run as to run"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="scenario=A,B or a package; with --run as to run",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--python", type=Path, metavar="PATH", help="another Python or its folder")
@@ -199,8 +202,9 @@ def _inputs(options: argparse.Namespace, environment: Environment) -> list[Path 
 
 def _scenarios(words: Sequence[str]) -> list[str]:
     """The scenarios that the command names."""
-    names = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
-    return [name for name in names if name != "all"]
+    texts = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
+    names = [name.strip() for text in texts for name in text.split(",")]
+    return [one for name in names for one in catalog.selected(name)]
 
 
 def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -208,8 +212,6 @@ def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for word in words:
         if word.startswith(("variant=", "pins.")) or "=" not in word:
             raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
-    for name in _scenarios(words):
-        catalog.scenario(name)  # raises if there is none
     others = [word for word in words if not word.startswith("scenario=")]
     return _scenarios(words) or list(catalog.sound()), others
 

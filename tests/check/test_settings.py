@@ -99,6 +99,43 @@ def deepspeed(**content: Any) -> dict[str, Any]:
         ({"tensor_parallel": {"autotp_size": 4}}, {"tensor_parallel": 4}),
         ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
         ({"train_batch_size": 8}, {"gradient_accumulation_steps": 1}),
+        ({}, {"offload_optimizer": False, "contiguous_gradients": True}),
+        ({}, {"partition_activations": False, "curriculum_learning": False}),
+        ({}, {"muon_of_deepspeed": None}),
+        ({"optimizer": {"type": "Muon"}}, {"muon_of_deepspeed": True}),
+        ({"optimizer": {"type": "AdamW"}}, {"muon_of_deepspeed": False}),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            {"offload_optimizer": True},
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "none"}}},
+            {"offload_optimizer": False},
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "auto"}}},
+            {"offload_optimizer": None},
+        ),
+        ({"zero_optimization": {"cpu_offload": True}}, {"offload_optimizer": True}),
+        ({"zero_optimization": {"contiguous_gradients": False}}, {"contiguous_gradients": False}),
+        ({"zero_optimization": {"contiguous_gradients": "auto"}}, {"contiguous_gradients": None}),
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            {"partition_activations": True},
+        ),
+        (
+            {
+                "data_efficiency": {
+                    "enabled": True,
+                    "data_sampling": {"enabled": True, "curriculum_learning": {"enabled": True}},
+                }
+            },
+            {"curriculum_learning": True},
+        ),
+        (
+            {"data_efficiency": {"enabled": True, "data_sampling": {"enabled": True}}},
+            {"curriculum_learning": False},
+        ),
     ],
 )
 def test_a_deepspeed_configuration_decides_what_it_names_and_its_defaults(

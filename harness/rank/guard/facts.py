@@ -132,7 +132,12 @@ def _of_engine(engine: Any) -> dict[str, Any]:
         "dynamic_loss_scale": _asked(engine, "dynamic_loss_scale") if in_fp16 else False,
         "pipeline_parallel": stages if isinstance(stages, int) else None,
         "warmup_of_deepspeed": schedule.startswith("Warmup"),
+        "contiguous_gradients": _asked(engine, "zero_contiguous_gradients"),
+        "muon_of_deepspeed": str(_asked(engine, "optimizer_name")).lower() == "muon",
     }
+    offload = getattr(getattr(engine, "optimizer", None), "cpu_offload", None)
+    if isinstance(offload, bool):
+        settings["offload_optimizer"] = offload
     if in_fp16 is not None:
         settings["precision"] = "fp16" if in_fp16 else "bf16" if in_bf16 else "fp32"
     return {name: value for name, value in settings.items() if value is not None}

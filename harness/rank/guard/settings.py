@@ -39,6 +39,9 @@ VISIBLE = (
     "tensor_parallel",
     "distributed_optimizer",
     "warmup_of_deepspeed",
+    "muon_of_deepspeed",
+    "offload_optimizer",
+    "contiguous_gradients",
 )
 """The settings of a run that ``facts`` may see, under the catalogue's names for them."""
 

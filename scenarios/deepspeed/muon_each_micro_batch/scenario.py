@@ -44,9 +44,8 @@ SCENARIO = api.Scenario(
     settings={
         "zero_stage": 3,
         "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("DeepSpeed's configuration names Muon"),
+        "muon_of_deepspeed": True,
     },
-    seen={"deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam": api.NEEDED},
     files=("deepspeed/runtime/zero/stage3.py",),
     absent=(
         api.Absent(

@@ -41,8 +41,7 @@ SCENARIO = api.Scenario(
     named_by=("reference: OPT.11",),
     harm="ruins training",
     visibility="silent",
-    settings={"zero_stage": 0, "code": api.by_code("DeepSpeed's configuration names Muon")},
-    seen={"deepspeed.runtime.zero.muon.muon_optimizer.MuonWithAuxAdam": api.NEEDED},
+    settings={"zero_stage": 0, "muon_of_deepspeed": True},
     files=("deepspeed/runtime/zero/muon/muon_optimizer.py",),
     absent=(
         api.Absent(

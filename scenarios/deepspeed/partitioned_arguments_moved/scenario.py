@@ -71,7 +71,8 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "code": api.by_code("partition_activations is on, and a layer has arguments like mask=None")
+        "partition_activations": True,
+        "code": api.by_code("a layer has arguments like mask=None"),
     },
     files=(FILE,),
     releases="deepspeed>=0.10",  # for older ones the shim of a stream lacks its options
