@@ -164,10 +164,11 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and where == STDIN
-    notes += [FEW] if complete and len(content.versions) < FEWEST else []
+    is_doubtful = complete and len(content.versions) < FEWEST
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
-    remarks = [*resolution.notes, *(day_notes if complete else []), *_unnamed(content.unnamed)]
+    remarks = [*([FEW] if is_doubtful else []), *resolution.notes]
+    remarks += [*(day_notes if complete else []), *_unnamed(content.unnamed)]
     packages = merged({**resolution.packages, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
     unknown = {name: package for name, package in packages.items() if name in others}
