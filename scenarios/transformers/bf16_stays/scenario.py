@@ -1,0 +1,137 @@
+"""After a training in bf16, the next one in the same process is in bf16 as well, unasked.
+
+This affected notebooks, sweeps and tests: whoever trains with ``bf16=True`` (or ``fp16=True``), and
+then makes ``TrainingArguments`` without it. The arguments of the second training say
+``bf16=False``, and its forward passes run in bf16. A comparison of both precisions compares bf16
+with bf16, and what needs fp32 does not get it. ``bf16=False`` does not help: it is the default.
+There is no warning. trl's tests failed by it, as trl's own arguments have bf16 by default.
+
+Root cause: ``TrainingArguments`` writes the precision into the environment variable
+``ACCELERATE_MIXED_PRECISION``, from which accelerate reads it. If no precision is asked for, it
+takes the default from the same variable, where the first training has left its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.bugs import api
+from scenarios.transformers._history import OLD_ACCELERATE
+
+PRECISIONS = ("no", "bf16")
+
+
+@dataclass
+class Params(api.Knobs):
+    first: str = api.knob("bf16", choices=PRECISIONS, about="precision of the first training")
+    clear: bool = api.knob(False, about="whether the variable is deleted between the trainings")
+    steps: int = api.knob(4, least=1, about="of each training")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "TrainingArguments shouldn't set ACCELERATE_MIXED_PRECISION env variable",
+        "https://github.com/huggingface/transformers/issues/29510",
+        "https://github.com/huggingface/trl/issues/7320",
+    ),
+    fix="https://github.com/huggingface/transformers/pull/41697",
+    symptom="TrainingArguments(bf16=True) sets ACCELERATE_MIXED_PRECISION, so that a later "
+    "training without bf16 in the same process runs in bf16",
+    trigger="two trainings in a process, the first in bf16 or fp16, the second in fp32",
+    remedy="delete ACCELERATE_MIXED_PRECISION from os.environ before the second TrainingArguments",
+    pins={"transformers": "4.57.6", "accelerate": "1.13.0"},
+    companions=(OLD_ACCELERATE,),
+    decided_by=("transformers",),
+    named_by=("reference: NUM.15",),
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "trainer": True,
+        "precision": "fp32",
+        "code": api.by_code("a training in bf16 or fp16 ran before in the same process"),
+    },
+    files=("transformers/training_args.py",),
+    releases="transformers>=4.28",
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("5.0.0"),
+        "control": api.control("4.57.6, the first in fp32, too", params={"first": "no"}),
+        "remedy": api.control(
+            "4.57.6, the variable is deleted after the first", params={"clear": True}
+        ),
+    },
+)
+
+TRAININGS = ("first", "second")
+
+
+def plan(at: api.Position) -> api.Plan:
+    """Of each step of both trainings: the precision of the forward pass, and how far its outputs
+    are from those in fp32, in parts of their norm."""
+    facts = {"precision": api.one_of(*PRECISIONS), "off": api.SIZE, "loss": api.SIZE}
+    return {name: api.Kind(facts, api.each(at.params.steps)) for name in TRAININGS}
+
+
+def run(ctx: api.Context) -> None:
+    """Train in the precision of ``first``, and then without one, in the same process."""
+    import os
+
+    from scenarios.transformers.bf16_stays import watched
+
+    p = ctx.params
+    watched.train(ctx, "first", bf16=p.first == "bf16")
+    if p.clear:
+        os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+    watched.train(ctx, "second")
+
+
+def detect(records: api.Records) -> api.Finding | None:
+    """Each forward pass of the second training is in bf16, and its outputs are rounded. The first
+    training has the precision that it asked for."""
+    second = records.of("second")
+    wrong = [step for step in second if step["precision"] != "no"]
+    if not wrong:
+        return None
+    off = max(step["off"] for step in wrong)
+    return api.Finding(
+        f"{len(wrong)} of {len(second)} steps of the second training are in bf16, though it asked "
+        f"for none; their outputs are up to {off:.2g} of their norm from those in fp32",
+        step=wrong[0]["step"],
+        ranks=records.ranks,
+        magnitude=off,
+        unit="of the norm of the outputs",
+        documented=len(wrong) == len(second)
+        and 0 < off < 2**-6
+        and {step["precision"] for step in records.of("first")} == {records.params.first},
+    )
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The first training was in bf16, and nobody deleted the variable."""
+    p = records.params
+    return api.Exercise.of(
+        p.first == "bf16", "the first training was in bf16", "the first training was in fp32"
+    ) & api.Exercise.of(not p.clear, "the variable was left as it was", "the variable was deleted")
+
+
+def insufficient_checks(records: api.Records) -> dict[str, bool]:
+    """The second training learns."""
+    losses = [float(step["loss"]) for step in records.of("second")]
+    return {"the loss at the end is not below that at the start": not losses[-1] < losses[0]}
+
+
+def picture(trials: api.Trials) -> Iterator[api.Picture]:
+    """How much the outputs of both trainings are rounded."""
+    bars = [
+        (variant, name, max(float(step["off"]) for step in records.of(name)))
+        for variant, records in trials.items()
+        for name in TRAININGS
+    ]
+    yield api.Bars(
+        "How far outputs are from those in fp32",
+        "with the bug the second training is rounded like the first; without the bug it is not",
+        bars,
+        "part of the norm",
+    )
