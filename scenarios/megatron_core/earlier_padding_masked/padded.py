@@ -12,22 +12,23 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from megatron.core.datasets.utils import Split
 
 from harness.bugs import api
-from scenarios.megatron_core.earlier_padding_masked.scenario import END, LENGTH, PADDING, WORDS
 
 SHUFFLE = 1
 """The seed of the order. It puts a row with padding first, also if the reading starts later."""
 
 
-def dataset(ctx: api.Context) -> Any:
-    """Upstream's data set over documents of one row each, which it shuffles."""
-    prefix = _write(ctx)
+def dataset(ctx: api.Context, length: int, words: int) -> Any:
+    """Upstream's data set over documents of one row of ``length`` tokens each, which it shuffles.
+
+    The token behind the last word ends a document, and the next one is padding."""
+    prefix = _write(ctx, length, words)
     tokenizer = SimpleNamespace(
-        pad=PADDING, eod=END, vocab_size=PADDING + 1, unique_identifiers={"words": WORDS}
+        pad=words + 1, eod=words, vocab_size=words + 2, unique_identifiers={"words": words}
     )
     tokenizer.special_tokens_dict = {}
     config = GPTDatasetConfig(
         random_seed=SHUFFLE,
-        sequence_length=LENGTH,
+        sequence_length=length,
         blend=([prefix], None),
         split="1,0,0",
         reset_position_ids=False,
@@ -40,16 +41,15 @@ def dataset(ctx: api.Context) -> Any:
     return GPTDataset(IndexedDataset(prefix), prefix, documents, None, Split.train, config)
 
 
-def _write(ctx: api.Context) -> str:
+def _write(ctx: api.Context, length: int, words: int) -> str:
     """Write documents with 0, 1, 2, ... tokens of padding in turn; return their files' prefix."""
     prefix = str(ctx.folder / "documents")
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
     generator = np.random.default_rng(ctx.seed)
     for number in range(ctx.params.documents):
         padding = number % (ctx.params.padding + 1)
-        words = 1 + np.arange(LENGTH - padding) % (WORDS - 1)
-        row = [*(words + generator.integers(WORDS - LENGTH)), *[PADDING] * padding]
-        builder.add_item(torch.tensor(row, dtype=torch.int32))
+        text = 1 + np.arange(length - padding) + generator.integers(words - length)
+        builder.add_item(torch.tensor([*text, *[words + 1] * padding], dtype=torch.int32))
         builder.end_document()
     builder.finalize(f"{prefix}.idx")
     return prefix

@@ -24,8 +24,6 @@ from scenarios.common.line_edits import setting
 
 LENGTH, BATCH, WORDS = 8, 2, 32
 """Tokens of a row, rows of a step, and words of the vocabulary."""
-END, PADDING = WORDS, WORDS + 1
-"""The tokens that end a document and fill a row."""
 FILLED = 0
 """What the data set puts into tokens and labels instead of the padding."""
 
@@ -111,7 +109,7 @@ def run(ctx: api.Context) -> None:
 
     p = ctx.params
     with ctx.phase("init"):
-        dataset = padded.dataset(ctx)
+        dataset = padded.dataset(ctx, LENGTH, WORDS)
         rows = torch.utils.data.Subset(dataset, range(p.start, len(dataset)))
         loader = torch.utils.data.DataLoader(rows, BATCH, drop_last=True)
         torch.manual_seed(ctx.seed)

@@ -16,7 +16,6 @@ planned steps are over early.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from harness.bugs import api
 from scenarios.transformers._history import OLD_ACCELERATE
@@ -76,25 +75,18 @@ def plan(at: api.Position) -> api.Plan:
 
 def run(ctx: api.Context) -> None:
     """Train for some epochs with the Trainer."""
-    from transformers import Trainer
-
-    from scenarios.common.hf_trainer import arguments
+    from scenarios.transformers import _linear_runs as runs
 
     p = ctx.params
-    model = _model()
-    trainer = Trainer(
-        model=model.to(ctx.device),
-        args=arguments(
-            ctx,
-            ctx.folder / "out",
-            per_device_train_batch_size=BATCH,
-            gradient_accumulation_steps=p.accumulation,
-            num_train_epochs=p.epochs,
-            learning_rate=1e-4,
-        ),
-        train_dataset=[_row(number) for number in range(p.rows)],
+    trainer, model, _ = runs.train(
+        ctx,
+        "whole",
+        0,
+        p.rows,
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=p.accumulation,
+        num_train_epochs=p.epochs,
     )
-    trainer.train()
     ctx.record(
         "run",
         seen=model.seen,
@@ -102,30 +94,6 @@ def run(ctx: api.Context) -> None:
         epoch=float(trainer.state.epoch),
         rate=float(trainer.lr_scheduler.get_last_lr()[0]),
     )
-
-
-def _row(number: int) -> dict[str, Any]:
-    import torch
-
-    return {"x": torch.tensor([float(number)]), "labels": torch.tensor([0.0])}
-
-
-def _model() -> Any:
-    """A linear map that keeps the numbers of the rows that it was given."""
-    import torch
-
-    class Linear(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(1, 1)
-            self.seen: list[int] = []
-
-        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
-            self.seen += [int(row) for row in x.flatten()]
-            outputs = self.linear(x / 10)
-            return {"loss": (outputs - labels).square().mean(), "logits": outputs}
-
-    return Linear()
 
 
 def detect(records: api.Records) -> api.Finding | None:
