@@ -45,7 +45,7 @@ SCENARIO = api.Scenario(
         "Resuming training from an interrupted checkpoint fails to save the final checkpoint.",
         "https://github.com/huggingface/transformers/issues/38939",
     ),
-    fix="VERSION is right; we do not know the pull request",
+    fix="4.57.6 is right; we do not know the pull request",
     symptom="after a resume do_sync_step is never set at the end of the epoch, so that the run "
     "ends without its last step and checkpoint",
     trigger="a resume within an epoch, and gradient_accumulation_steps that do not divide its "
