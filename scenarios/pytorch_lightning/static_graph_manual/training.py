@@ -5,6 +5,7 @@ Imports torch and pytorch_lightning: import it inside ``run``.
 
 from __future__ import annotations
 
+import inspect
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,12 @@ from torch.utils.data import DataLoader
 from harness.bugs import api
 from scenarios.common import linear, plain_torch
 from scenarios.common.linear import Rows
+
+SAMPLER = next(
+    name
+    for name in ("use_distributed_sampler", "replace_sampler_ddp")  # the second before 2.0
+    if name in inspect.signature(Trainer).parameters
+)
 
 
 class Map(LightningModule):  # type: ignore[misc]
@@ -65,7 +72,7 @@ def fit(ctx: api.Context) -> None:
         strategy=DDPStrategy(process_group_backend=ctx.lane.backend, static_graph=p.static),
         max_epochs=1,
         logger=False,
-        use_distributed_sampler=False,
+        **{SAMPLER: False},
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
