@@ -8,18 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from megatron.core.datasets.utils import Split
 
 from harness.bugs import api
 from scenarios.megatron_core.earlier_padding_masked.scenario import END, LENGTH, PADDING, WORDS
-
-try:
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-except ImportError:  # up to 0.7
-    from megatron.core.datasets.indexed_dataset import MMapIndexedDatasetBuilder as _Builder
-
-    IndexedDatasetBuilder: Any = _Builder
 
 SHUFFLE = 1
 """The seed of the order. It puts a row with padding first, also if the reading starts later."""

@@ -75,6 +75,8 @@ SCENARIO = api.Scenario(
     settings={"code": api.by_code("documents for GPTDataset were padded when they were made")},
     seen={"megatron.core.datasets.gpt_dataset.GPTDataset": api.NEEDED},
     files=("megatron/core/datasets/gpt_dataset.py",),
+    releases="megatron-core>=0.7",
+    absent=(api.Absent("megatron-core<0.7", "its GPTDataset masks no padding"),),
     ranks=1,
     variants={
         "buggy": api.expect_symptom(),
