@@ -17,6 +17,7 @@ parser.add_argument("--fp16", action="store_true", help="with DeepSpeed's loss s
 parser.add_argument("--scale", type=int, default=16, help="the first loss scale, as a power of 2")
 parser.add_argument("--fp32-gradients", action="store_true", help="accumulated in fp32")
 parser.add_argument("--zero-grad", action="store_true", help="which some releases leave out")
+parser.add_argument("--scattered", action="store_true", help="gradients are not contiguous")
 parser.add_argument("--offload", action="store_true", help="of the optimizer, to the CPU")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--groups", action="store_true", help="of AdamW: two, with other rates")
@@ -43,6 +44,8 @@ config = {
     "bf16": {"enabled": options.bf16},
     "zero_allow_untested_optimizer": True,  # for SGD
 }
+if options.scattered:
+    config["zero_optimization"]["contiguous_gradients"] = False
 if options.fp16:
     config["fp16"] = {"enabled": True, "initial_scale_power": options.scale}
 if options.fp32_gradients:

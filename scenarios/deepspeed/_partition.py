@@ -1,4 +1,4 @@
-"""One step of BF16_Optimizer, in which each rank updates its part of the fp32 master weights.
+"""One step of an optimizer that gives each rank its part of the fp32 weights to update.
 
 If a rank uses its own gradient where it should use the mean over the ranks, its part of the weights
 gets a wrong update. All ranks then gather all parts, so they stay equal. Imports torch and
@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor
 
@@ -24,8 +23,15 @@ BATCH = 4
 """Rows of a rank's micro-batch."""
 
 
-def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **config: Any) -> None:
-    """Train a linear map for a step of SGD, and record it.
+def step(
+    ctx: api.Context,
+    micro_batches: int,
+    averaged: int,
+    lr: float,
+    optimizer: str = "BF16_Optimizer",
+    **config: Any,
+) -> None:
+    """Train a linear map for a step of SGD under DeepSpeed's ``optimizer``, and record it.
 
     ``local`` compares what was applied with a gradient in which only the first ``averaged``
     micro-batches are averaged over the ranks; for the others, each rank uses its own gradient. If
@@ -44,10 +50,9 @@ def step(ctx: api.Context, micro_batches: int, averaged: int, lr: float, **confi
             data_types={"grad_accum_dtype": "fp32"},
             **{"bf16": {"enabled": True}, **config},
         )
-    if not isinstance(engine.optimizer, BF16_Optimizer):
-        raise api.Inconclusive(
-            f"DeepSpeed took another optimizer: {type(engine.optimizer).__name__}"
-        )
+    taken = type(engine.optimizer).__name__
+    if taken != optimizer:
+        raise api.Inconclusive(f"DeepSpeed took another optimizer: {taken}")
     data = exact.batches(ctx, ctx.world_size * BATCH)
     rows = [next(data) for _ in range(micro_batches)]
     before = masters(engine)

@@ -2,7 +2,7 @@
 
 This affects users whose documents were padded to the length of a row when the data was made, as for
 instructions or for packing without cuts. All rows that a process reads lose the tokens at the
-positions where its first row has padding. Up to 0.13 each further row added its own padding to
+positions where its first row has padding. Up to 0.14 each further row added its own padding to
 that, until the loss was 0 over no token at all. The lost tokens are text, so the loss looks usual.
 Which tokens are lost depends on the row that comes first: each worker of a loader loses others, and
 so does a run that was resumed. Rows that are cut from one long text have no padding, and lose none.
