@@ -81,7 +81,7 @@ def run(ctx: api.Context) -> None:
     from scenarios.common.hf_trainer import arguments
 
     p = ctx.params
-    model = _model()
+    model = linear()
     trainer = Trainer(
         model=model.to(ctx.device),
         args=arguments(
@@ -92,7 +92,7 @@ def run(ctx: api.Context) -> None:
             num_train_epochs=p.epochs,
             learning_rate=1e-4,
         ),
-        train_dataset=[_row(number) for number in range(p.rows)],
+        train_dataset=[row(number) for number in range(p.rows)],
     )
     trainer.train()
     ctx.record(
@@ -104,13 +104,14 @@ def run(ctx: api.Context) -> None:
     )
 
 
-def _row(number: int) -> dict[str, Any]:
+def row(number: int) -> dict[str, Any]:
+    """A row by its number."""
     import torch
 
     return {"x": torch.tensor([float(number)]), "labels": torch.tensor([0.0])}
 
 
-def _model() -> Any:
+def linear() -> Any:
     """A linear map that keeps the numbers of the rows that it was given."""
     import torch
 
