@@ -45,7 +45,12 @@ REMEDY = api.Defect(
 )
 
 SCENARIO = api.Scenario(
-    report=("TITLE", "https://github.com/deepspeedai/DeepSpeed/issues/5489"),
+    report=(
+        "Why not save frozen params unless: "
+        "`self.zero_optimization_stage() >= ZeroStageEnum.gradients`?",
+        "https://github.com/deepspeedai/DeepSpeed/issues/5439",
+        "https://github.com/deepspeedai/DeepSpeed/issues/5489",
+    ),
     fix="none as of 0.19.8; the fixed variant is our remedy",
     symptom="frozen parameters are not in the weights that are made from a checkpoint",
     trigger="ZeRO stage 1, frozen parameters, and zero_to_fp32.py or its functions",
