@@ -164,7 +164,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and where == STDIN
-    is_doubtful = complete and len(content.versions) < FEWEST
+    is_doubtful = complete and len({*content.versions, *content.direct}) < FEWEST
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
     remarks = [*([FEW] if is_doubtful else []), *resolution.notes]

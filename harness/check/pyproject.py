@@ -307,13 +307,19 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
     for name, lines in overrides.items():
         if name in left_out & declared:
             continue  # in a group, which may not be chosen
-        addresses = [line for line in lines if " @ " in line]
+        addresses = [line for line in lines if _has_address(line)]
         content.add("", where, [Override(line) for line in lines if line not in addresses])
         if name not in declared:  # an address stays a requirement, as uv installs it
             content.add("", where, addresses)
     where = "tool.uv.constraint-dependencies"
     lines = as_texts(uv.get("constraint-dependencies"), where)
-    content.add("", where, [line if " @ " in line else Constraint(line) for line in lines])
+    content.add("", where, [line if _has_address(line) else Constraint(line) for line in lines])
+
+
+def _has_address(line: str) -> bool:
+    """Whether a requirement names a file or an address: ``a @ file:///b``, ``a@file:///b``."""
+    requirement = _requirement(line)
+    return requirement is None or requirement.url is not None
 
 
 def _applies(line: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes
 
@@ -105,7 +106,8 @@ def _result(index: int, checked: Checked, level: str, places: Places) -> Json:
 
 def _location(place: Place) -> Json:
     """A path inside the working folder is relative to it: code scanning needs that."""
-    file = place.file.absolute() if ".." in place.file.parts else place.file
+    file = Path(os.path.normpath(place.file))
+    file = file.absolute() if file.parts[:1] == ("..",) else file
     path = quote_from_bytes(os.fsencode(os.path.normpath(file)))
     uri = f"file://{path}" if file.is_absolute() else path
     region = {"region": {"startLine": place.line}} if place.line else {}

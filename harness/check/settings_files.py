@@ -119,9 +119,7 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
         ),
         "offload_optimizer": _offload(zero, where),
         "contiguous_gradients": _switch(zero, "contiguous_gradients", where, default=True),
-        "partition_activations": _switch(
-            checkpoints, "partition_activations", where, default=False
-        ),
+        "partition_activations": _switch(checkpoints, "partition_activations", where),
         "curriculum_learning": _curriculum(content, where),
     }
 
@@ -250,7 +248,7 @@ def _switch(
         return Setting(None, AUTO)
     if value is None:
         return Setting(default, "" if default is None else DEFAULT)
-    state = {"true": True, "false": False}.get(str(value).lower())
+    state = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
     if state is None:
         raise UserError(f"{where}: {name} is {value!r}, not true or false")
     return Setting(state)

@@ -85,6 +85,9 @@ class _Task:
     omissions: set[str]
     sources: set[str] = field(default_factory=set)
     """The packages that uv may choose without a wheel (see ``source_only``)."""
+    wheels: set[str] = field(default_factory=set)
+    """The packages that uv must choose as a wheel: those that they would need as source were not
+    there, or contradicted others."""
     may_lack_release: set[str] = field(default_factory=lambda: set(source_only.FREQUENT))
     developments: set[str] = field(default_factory=set)
     """The packages of which no index has the development version: instead, their release."""
@@ -118,7 +121,8 @@ class _Task:
         build; whether there are any."""
         if not self.sources:
             return False
-        others = {*self.sources, *self.omissions, *self.content.direct, *self.content.overrides}
+        others = {*self.sources, *self.wheels, *self.omissions}
+        others |= {*self.content.direct, *self.content.overrides}
         whose_release_counts = {*self.required, *our_packages} - others
         searches = [
             search
@@ -135,6 +139,14 @@ class _Task:
         self.sources |= sources
         return bool(sources)
 
+    def prefer_wheels(self, errors: str) -> bool:
+        """Let uv choose the wheels of packages that have no release as source; whether there are
+        such."""
+        names = self.sources & (uv_errors.without_source(errors) - uv.never_wheels())
+        self.sources -= names
+        self.wheels |= names
+        return bool(names)
+
     def _is_built(self, search: Search) -> bool:
         """Whether a newer release than those with wheels has a source distribution. uv has just
         read which releases there are, so that this takes a tenth of a second."""
@@ -146,15 +158,18 @@ class _Task:
 
     def _newest(self, search: Search, needed: Mapping[str, Sequence[str]]) -> str:
         """The newest version of a package that uv can choose; empty if there is none."""
-        command = [*self._command(), "--no-deps"]
-        process = uv.execute(command, search.requirement, {}, {}, LIMIT, needed)
+        command, environment = [*self._command(), "--no-deps"], {"UV_HTTP_RETRIES": "1"}
+        try:
+            process = uv.execute(command, search.requirement, environment, {}, LIMIT, needed)
+        except subprocess.TimeoutExpired:
+            return ""
         return locks.versions(process.stdout).get(search.name, "")
 
     def _command(self) -> list[str]:
         """The words of the command that all tries have."""
         content = self.content
         return [
-            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"),
+            *("pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--color=never"),
             *("--only-binary", ":all:"),
             *((f"--exclude-newer={self.day}",) if self.day else ()),
             *((f"--default-index={content.indices[0]}",) if any(content.indices[:1]) else ()),
@@ -180,7 +195,12 @@ class _Task:
         for name in sorted(self.contradictions.keys() - omissions):
             line = f"{name}{_extras(content, name)}{self.limits.get(name, '')}"
             replacements[name] = [_as_release(line, developed=name in self.developments)]
-        overrides = [_as_release(line) for lines in replacements.values() for line in lines]
+        overrides = [
+            _as_release(line)
+            for lines in replacements.values()
+            for line in lines
+            if Requirement(line).url is None  # uv would build what is there
+        ]
         lists = {"--override": [*uv.left_out(omissions), *overrides], "--constraint": bounds}
         return self._command(), stdin, lists
 
@@ -351,6 +371,8 @@ def choose_versions(
             continue
         if versions is not None:
             return _solution(task, versions, our_packages)
+        if task.prefer_wheels(errors):
+            continue
         if not (task.leave_out(errors) or task.settle(errors)):
             break
     raise NotResolved(short(one_line(errors.removeprefix("error: ")), LONGEST))
@@ -363,8 +385,10 @@ def _task(content: Requirements, required: Mapping[str, SpecifierSet], day: str)
         *(n for n, package in content.direct.items() if not package.version),
         *_of_one_package(content),
     }
-    sources = set(source_only.FREQUENT)
+    sources = {*source_only.FREQUENT, *uv.never_wheels()}
     if not uv.takes_needs():
+        if uv.never_wheels():
+            raise NoAnswer("the user's configuration of uv builds packages: nothing is built here")
         omissions, sources = omissions | sources, set()
     return _Task(content, required, day, omissions, sources, python=other_python(content.python))
 

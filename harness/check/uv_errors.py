@@ -25,6 +25,10 @@ UNUSABLE = re.compile(
 )
 """What uv says of a package without wheels that this Python and this machine can use. A search
 begins only where a word does, as some words are long."""
+NO_SOURCE = re.compile(
+    r"(?<![^\s`(])([\w.-]+)(?:[=<>!~]=?\S+)? (?:has|have) no source distribution"
+)
+"""What uv says of a package that it may choose as source alone."""
 OTHER_PYTHON = re.compile(r"(?<!\S)([\w.-]+)[=<>!~]\S+ depends on (?:one of: )?Python[<>=!]")
 NOT_STORED = re.compile(r"(?<!\S)(\S+) (?:was not found in the cache|needs to be downloaded from)")
 """Without a network."""
@@ -54,6 +58,11 @@ class Contradiction:
     """What requires them: ``vllm==0.8.4 depends on torch==2.6.0``."""
     requirements: tuple[str, ...]
     """The names of the user's own requirements that take part."""
+
+
+def without_source(errors: str) -> set[str]:
+    """The packages that have no release as source."""
+    return {canonicalize_name(name) for name in NO_SOURCE.findall(errors)}
 
 
 def without_log(output: str) -> tuple[str, str]:

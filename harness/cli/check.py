@@ -204,7 +204,8 @@ def _scenarios(words: Sequence[str]) -> list[str]:
     """The scenarios that the command names."""
     texts = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
     names = [name.strip() for text in texts for name in text.split(",")]
-    return [one for name in names for one in catalog.selected(name)]
+    selection = (one for name in names if name != "all" for one in catalog.selected(name))
+    return list(dict.fromkeys(selection))
 
 
 def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -11,8 +11,10 @@ import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from harness.bugs.pins import SOURCE_ONLY, Stack, here, is_source
 from harness.releases import index
@@ -118,9 +120,49 @@ def takes_needs() -> bool:
     if that has paths that are relative to its folder, or a list to which nothing can be added."""
     try:
         toml_of("\n".join(_configuration_with({"any": ()})))
-        return not re.search(r"""["']\.{1,2}/""", _user_configuration())
+        document = toml_of(_user_configuration())
     except (OSError, ValueError):
         return False
+    parts = [document, _table(document, "pip"), *_tables(document, "index")]
+    places = [place for part in parts for name in PLACES for place in _texts(part.get(name))]
+    return all(place.startswith("/") or "://" in place for place in places)
+
+
+PLACES = ("find-links", "index-url", "extra-index-url", "url")
+"""The keys of uv's configuration that name folders and addresses."""
+
+
+def never_wheels() -> set[str]:
+    """The packages that the user's own configuration lets uv build from source always. Raises
+    UserError if these are all packages: who asks builds nothing."""
+    try:
+        document = toml_of(_user_configuration())
+    except (OSError, ValueError):
+        return set()  # uv says what is wrong
+    names = _texts(document.get("no-binary-package")) + _texts(
+        _table(document, "pip").get("no-binary")
+    )
+    if document.get("no-binary") is True or ":all:" in names:
+        raise UserError(
+            f"{index.uv_configuration()} lets uv build all packages from source, and nothing is "
+            "built here: leave no-binary out, or set UV_NO_CONFIG=1"
+        )
+    return {canonicalize_name(name) for name in names if name != ":none:"}
+
+
+def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = document.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _tables(document: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    parts = document.get(name)
+    return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+
+
+def _texts(value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if isinstance(one, str)]
 
 
 def _configuration_with(needs: Mapping[str, Iterable[str]]) -> Iterator[str]:

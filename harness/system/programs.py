@@ -29,6 +29,9 @@ INTERPRETERS = (
 )
 """Variables that point a program to an interpreter or a project."""
 
+OTHERS = ("UV_LOG_CONTEXT", "UV_NO_BINARY", "UV_NO_BINARY_PACKAGE")
+"""Variables that change what uv logs, or let it build what it need not."""
+
 FILES = (
     "UV_CACHE_DIR",
     "UV_CONFIG_FILE",
@@ -52,7 +55,9 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # before a fork,
 
 def options(**variables: str) -> dict[str, Any]:
     """Arguments for ``subprocess`` that start a program so, with the user's variables and these."""
-    user_variables = {name: value for name, value in os.environ.items() if name not in INTERPRETERS}
+    user_variables = {
+        name: value for name, value in os.environ.items() if name not in (*INTERPRETERS, *OTHERS)
+    }
     files = {
         name: os.path.abspath(user_variables[name]) for name in FILES if user_variables.get(name)
     }

@@ -24,6 +24,14 @@ MODULES = (
 )
 PROGRAMS = (".venv/bin/python", ".venv/bin/python3", "venv/bin/python", "bin/python", "bin/uv")
 
+BACKEND = """
+[build-system]
+requires = []
+build-backend = "build"
+backend-path = ["."]
+"""
+"""With it, whoever builds needs no index."""
+
 MARK = "import os; open(os.path.join({marks!r}, {name!r}), 'w').close()\n"
 SCRIPT = '#!/bin/sh\ntouch {marks}/{name}\nexec {python} "$@"\n'
 
@@ -64,6 +72,7 @@ def folder(tmp_path: Path, marks: Path) -> Path:
     site.mkdir(parents=True)
     (site / "evil.pth").write_text(MARK.format(marks=str(marks), name="pth"))
     (top / ".venv" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    (top / "evil" / "pyproject.toml").write_text(BACKEND)
     (top / ".python-version").write_text(f"{top}/.venv/bin/python\n")
     (top / "pip.conf").write_text("[global]\nindex-url = http://127.0.0.1:9/simple\n")
     return top
@@ -77,15 +86,22 @@ def index(served: type[Handler], tmp_path: Path) -> None:
         file = tmp_path / "home" / ".config" / name
         file.parent.mkdir(parents=True)
         file.write_text(text.format(address=address))
-    for name, version in (("transformers", "5.2.0"), ("transformers", "5.5.4"), ("up", "2.0")):
+    for name, version in (
+        ("transformers", "5.2.0"),
+        ("transformers", "5.5.4"),
+        ("up", "2.0"),
+        NEEDY,
+    ):
         wheel = f"{name}-{version}-py3-none-any.whl"
         files = served.pages.get(name, page())["files"]
         entry = file_of(wheel, "2026-01-01T00:00:00") | {"core-metadata": True}
         served.pages[name] = page(*files, entry) | {"name": name}
-        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\n"
+        needs = "Requires-Dist: deepspeed\n" if (name, version) == NEEDY else ""
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}\n"
         served.pages[f"{name}/{wheel}.metadata"] = text
 
 
+NEEDY = ("needy", "1.0")
 PIP = "[global]\nindex-url = {address}\n"
 NAMED = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL", "UV_PYTHON", "XDG_CONFIG_HOME")
 
@@ -148,6 +164,27 @@ def test_a_project_runs_no_code_of_the_folder(folder: Path, marks: Path, require
     assert executed(marks) == []
     answered = "transformers 5.5.4*" in check.stdout
     assert answered or (check.returncode == 2 and len(check.stderr.splitlines()) == 1), check.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("override-dependencies", "{0}@file://{1}/evil"),
+        ("override-dependencies", "{0}@{1}/evil"),
+        ("constraint-dependencies", "{0}@file://{1}/evil"),
+    ],
+)
+def test_an_address_of_a_package_that_pip_would_build_is_not_built(
+    folder: Path, marks: Path, key: str, line: str
+) -> None:
+    """uv may choose some packages without a wheel, and reads nothing of them."""
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "ours"\nversion = "1"\ndependencies = ["needy", "transformers"]\n'
+        f'[tool.uv]\n{key} = ["{line.format("deepspeed", folder)}"]\n'
+    )
+    check = harness(folder, "check", "-r", ".")
+    assert executed(marks) == []
+    assert "transformers 5.5.4*" in check.stdout or check.returncode == 2, check.stderr
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def deepspeed(**content: Any) -> dict[str, Any]:
         ({"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
         ({"train_batch_size": 8}, {"gradient_accumulation_steps": 1}),
         ({}, {"offload_optimizer": False, "contiguous_gradients": True}),
-        ({}, {"partition_activations": False, "curriculum_learning": False}),
+        ({}, {"partition_activations": None, "curriculum_learning": False}),
         ({}, {"muon_of_deepspeed": None}),
         ({"optimizer": {"type": "Muon"}}, {"muon_of_deepspeed": True}),
         ({"optimizer": {"type": "AdamW"}}, {"muon_of_deepspeed": False}),
@@ -118,6 +118,7 @@ def deepspeed(**content: Any) -> dict[str, Any]:
         ),
         ({"zero_optimization": {"cpu_offload": True}}, {"offload_optimizer": True}),
         ({"zero_optimization": {"contiguous_gradients": False}}, {"contiguous_gradients": False}),
+        ({"zero_optimization": {"contiguous_gradients": 0}}, {"contiguous_gradients": False}),
         ({"zero_optimization": {"contiguous_gradients": "auto"}}, {"contiguous_gradients": None}),
         (
             {"activation_checkpointing": {"partition_activations": True}},

@@ -133,8 +133,10 @@ def _of_engine(engine: Any) -> dict[str, Any]:
         "pipeline_parallel": stages if isinstance(stages, int) else None,
         "warmup_of_deepspeed": schedule.startswith("Warmup"),
         "contiguous_gradients": _asked(engine, "zero_contiguous_gradients"),
-        "muon_of_deepspeed": str(_asked(engine, "optimizer_name")).lower() == "muon",
     }
+    inner = getattr(engine, "basic_optimizer", None)
+    if inner is not None:  # torch's Muon, of the script, is another one
+        settings["muon_of_deepspeed"] = type(inner).__name__ == "MuonWithAuxAdam"
     offload = getattr(getattr(engine, "optimizer", None), "cpu_offload", None)
     if isinstance(offload, bool):
         settings["offload_optimizer"] = offload

@@ -96,8 +96,8 @@ class Training:
         self._sums: WeightSums | None = None
         self._leftovers = Leftovers()
         self.resume: Resume | None = None
-        self.is_resumed = False
         """The load after which the next step is one of the first; None without one."""
+        self.is_resumed = False
         self.states = States()
         """What was trained at saves and loads."""
         self._was_alone = False

@@ -17,10 +17,15 @@ MOVED = 1e-6
 merged for an evaluation, and taken out again, leave rounding."""
 
 UPDATED = re.compile(
-    r"(?<![a-zA-Z])(ema|avg)|average|shadow|teacher|target|momentum|swa|codebook|cluster|_k\b|_m\b",
+    r"(?<![a-zA-Z])(ema|avg|tau|step)|average|shadow|teacher|target|momentum|swa|codebook|cluster|"
+    r"correction|expert_bias|running_|temperature|_k\b|_m\b",
     re.IGNORECASE,
 )
-"""Matches the names of weights that a loop itself updates, as a moving average of others."""
+"""Matches the names of weights that a loop itself updates: an average of others, the balance of
+experts, a temperature."""
+
+AT_ONCE = 1 << 24
+"""Values that are added at once: all of a large weight in fp64 would take gigabytes."""
 
 SHOWN = 3
 """Names that the note lists."""
@@ -77,13 +82,19 @@ class Frozen:
 
     def _frozen(self) -> Iterator[tuple[str, Any]]:
         for name, parameter in self._names.items():
-            is_number = parameter.is_floating_point() and parameter.numel()
-            if not parameter.requires_grad and is_number and not UPDATED.search(name):
+            has_values = parameter.is_floating_point() and parameter.numel() > 1
+            has_values = has_values and not parameter.is_meta
+            if not parameter.requires_grad and has_values and not UPDATED.search(name):
                 yield name, parameter
 
 
 def _size(parameter: Any) -> Size:
     import torch
 
-    values = local(parameter).detach().to(torch.float64)
-    return Size(float(values.sum()), float(values.norm()), values.numel())
+    values = local(parameter).detach().reshape(-1)
+    total = squares = 0.0
+    for part in values.split(AT_ONCE):
+        numbers = part.to(torch.float64)
+        total += float(numbers.sum())
+        squares += float(numbers.square().sum())
+    return Size(total, squares**0.5, values.numel())

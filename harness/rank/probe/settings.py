@@ -45,8 +45,13 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
 
 def _numbers(group: Group) -> dict[str, Any]:
     pairs = {name: tuple(v) if isinstance(v, list) else v for name, v in group.items()}
-    pairs.pop("params", None)
-    return {name: value for name, value in pairs.items() if isinstance(value, (int, float, tuple))}
+    return {name: value for name, value in pairs.items() if name != "params" and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or a pair of them; not the names of parameters."""
+    values = value if isinstance(value, tuple) else (value,)
+    return bool(values) and all(isinstance(one, (int, float)) for one in values)
 
 
 def _by_group(groups: Sequence[Group]) -> dict[str, str]:

@@ -43,7 +43,10 @@ SCENARIO = api.Scenario(
     without={"transformers": "4.57.6"},
     harm="wrong resume",
     visibility="silent",
-    settings={"trainer": True},
+    settings={
+        "trainer": True,
+        "code": api.by_code("it is resumed within an epoch after the first"),
+    },
     files=("accelerate/data_loader.py",),
     ranks=1,
     launches=resumed.LAUNCHES,

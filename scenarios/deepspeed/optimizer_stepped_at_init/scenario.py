@@ -50,7 +50,8 @@ SCENARIO = api.Scenario(
     seen={
         "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer or "
         "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3": {
-            "optimizer.defaults.betas": api.exists()
+            "optimizer.defaults.betas": api.exists(),
+            "optimizer.defaults.eps": api.exists(),  # not in Lion, which counts no steps
         }
     },
     files=("deepspeed/runtime/zero/stage_1_and_2.py",),

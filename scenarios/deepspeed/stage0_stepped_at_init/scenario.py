@@ -74,7 +74,8 @@ SCENARIO = api.Scenario(
     seen={
         "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer or "
         "deepspeed.runtime.bf16_optimizer.BF16_Optimizer": {
-            "optimizer.defaults.betas": api.exists()
+            "optimizer.defaults.betas": api.exists(),
+            "optimizer.defaults.eps": api.exists(),  # not in Lion, which counts no steps
         }
     },
     files=("deepspeed/runtime/fp16/unfused_optimizer.py",),

@@ -113,7 +113,11 @@ SCENARIO = api.Scenario(
         "ranks": api.above(2),
         "code": api.by_code("the embedding is tied"),
     },
-    seen={"torch.nn.modules.module.Module": {"share_embeddings_and_output_weights": api.has(True)}},
+    seen={
+        "torch.nn.modules.module.Module": api.needed(
+            {"share_embeddings_and_output_weights": api.has(True)}
+        )
+    },
     ranks=4,
     variants={
         "buggy": api.expect_symptom(),
