@@ -51,6 +51,19 @@ NEEDS = {
 """What a package needs, of those that this project knows: for an omission, and where nothing can
 be resolved. Any release of the last two years needs these."""
 
+NEEDS_ONE_RELEASE = {
+    "bitsandbytes": ("torch",),
+    "sglang": ("torch", "transformers"),
+    "torchaudio": ("torch",),
+    "torchvision": ("torch",),
+    "unsloth": ("accelerate", "datasets", "peft", "torch", "transformers", "trl"),
+    "verl": ("accelerate", "datasets", "peft", "torch", "transformers"),
+    "vllm": ("torch", "transformers"),
+    "xformers": ("torch",),
+}
+"""The same of packages that projects often name beside ours. They allow few releases, or one:
+without their requirements nobody knows which."""
+
 
 def unknown_needs(
     names: Iterable[str], our_packages: Collection[str], versions: Collection[str], why: str
@@ -61,7 +74,7 @@ def unknown_needs(
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        for need in NEEDS.get(name, ()):
+        for need in NEEDS_ONE_RELEASE.get(name) or NEEDS.get(name, ()):
             if need not in versions and need not in unknown:
                 waiting.append(need)
                 if need in our_packages:

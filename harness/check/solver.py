@@ -382,7 +382,11 @@ def _task(content: Requirements, required: Mapping[str, SpecifierSet], day: str)
     """The requirements without what no index has, and without what contradicts itself; uv finds out
     which others there are."""
     omissions = {
-        *(n for n, package in content.direct.items() if not package.version),
+        *(
+            n
+            for n in content.versions.keys() & content.direct.keys()
+            if not content.direct[n].version
+        ),
         *_of_one_package(content),
     }
     sources = {*source_only.FREQUENT, *uv.never_wheels()}
@@ -406,6 +410,14 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         for name, reason in task.reasons.items()
         if name in our_packages and name not in task.content.versions
     }
+    direct = {n: one.origin for n, one in task.content.direct.items() if not one.version}
+    # A constraint has its address. uv chose a release all the same, so something needs it.
+    for name in sorted({*our_packages} & direct.keys() & versions.keys()):
+        unknown[name] = f"another package needs it, and a constraint names {direct[name]}"
+        del versions[name]
+    omitted = sorted(task.omissions & task.required.keys() & needs.NEEDS_ONE_RELEASE.keys())
+    named = {*versions, *unknown, *task.content.versions}
+    unknown |= needs.unknown_needs(omitted, our_packages, named, "was left out")
     if not task.sources:
         lacking = {*our_packages}.intersection(source_only.FREQUENT) - task.content.versions.keys()
         unknown |= dict.fromkeys(sorted(lacking), NOT_LOOKED_UP)

@@ -289,6 +289,16 @@ def test_it_is_known_what_each_package_of_the_catalogue_needs() -> None:
     assert {need for those in needs.NEEDS.values() for need in those} <= names | {"torch"}
 
 
+def test_where_nothing_is_resolved_packages_that_many_projects_name_still_need_ours(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("--no-index\nvllm==0.8.4\n")
+    stack = environment.of_files([str(file)], ["transformers", "torch"])
+    assert set(releases(stack).items()) == {("torch", ""), ("transformers", "")}
+    assert stack.packages["torch"].origin == "vllm needs it, and vllm could not be resolved"
+
+
 def test_an_override_replaces_what_other_packages_need(
     published: type[Handler], tmp_path: Path
 ) -> None:
@@ -301,6 +311,37 @@ def test_an_override_replaces_what_other_packages_need(
         file.write_text(text % version)
         stack = environment.of_files([str(file)], ["up", "down"])
         assert stack.packages["down"].version == version, stack.notes
+
+
+def test_what_an_omission_needs_in_one_release_is_unknown(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    published.pages["vllm"] = page(file_of("vllm-1.0-cp38-cp38-win32.whl", "2023-01-01T00:00:00"))
+    file = tmp_path / "requirements.txt"
+    file.write_text("up==1.0\nvllm==1.0\n")
+    stack = environment.of_files([str(file)], ["up", "torch"])
+    assert releases(stack) == {"up": "1.0", "torch": ""}, stack
+    assert stack.packages["torch"].origin == "vllm needs it, and vllm was left out"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_known"),
+    [
+        ("down @ git+https://a.example/x/down", False),
+        ("down @ file:///x", False),
+        ("down==1.5", True),
+    ],
+)
+def test_what_is_needed_and_has_an_address_in_a_constraints_file_is_unknown(
+    published: type[Handler], tmp_path: Path, line: str, is_known: bool
+) -> None:
+    (tmp_path / "c.txt").write_text(f"{line}\nother @ file:///y\n")
+    file = tmp_path / "requirements.txt"
+    file.write_text("-c c.txt\nup==1.0\n")
+    stack = environment.of_files([str(file)], ["up", "down", "other"])
+    assert stack.packages["down"].version == ("1.5" if is_known else ""), stack
+    assert any("not known: the releases of down" in n for n in stack.notes) == (not is_known)
+    assert "other" not in stack.packages
 
 
 def test_what_a_package_without_wheels_needs_is_resolved_as_well(
