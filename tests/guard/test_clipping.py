@@ -161,6 +161,7 @@ def test_norms_are_those_before_the_clipping() -> None:
     assert float(post.tensors["after"].norm()) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:
     def part(training: Training, parameters: list[nn.Parameter]) -> None:
         training.begin_clip({id(parameters[0])}, 2.0)

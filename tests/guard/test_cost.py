@@ -58,6 +58,7 @@ def test_check_of_many_parameters_has_few_operations() -> None:
     assert max(with_guard["judged"][WHOLE:]) <= MOST_JUDGING
 
 
+@pytest.mark.slow
 def test_optimizer_that_nobody_steps_does_not_stay_armed() -> None:
     with_guard = count("guard", "unstepped")
 

@@ -48,7 +48,15 @@ def assert_the_same(outcome: Outcome, case: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "case", ["copies", "tensors", "scripts", "without_init", "many_optimizers", "clock_jumps"]
+    "case",
+    [
+        "copies",
+        pytest.param("tensors", marks=pytest.mark.slow),
+        pytest.param("scripts", marks=pytest.mark.slow),
+        "without_init",
+        pytest.param("many_optimizers", marks=pytest.mark.slow),
+        "clock_jumps",
+    ],
 )
 def test_a_case_has_the_same_effect(outcome: Outcome, case: str) -> None:
     assert assert_the_same(outcome, case)["code"] == 0
@@ -60,6 +68,7 @@ def test_a_graph_is_the_same(outcome: Outcome, case: str) -> None:
     assert assert_the_same(outcome, case)["code"] == 0
 
 
+@pytest.mark.slow
 def test_two_threads_that_train_are_not_watched_and_that_is_said(outcome: Outcome) -> None:
     assert "two threads of this process train" in assert_the_same(outcome, "threads")["err"]
 

@@ -264,6 +264,7 @@ def test_two_ranks_are_compared_with_the_mean_of_both(cache: Path, tmp_path: Pat
     assert "positions.weight" in rows["make_skipping", "ddp"].answer.reason
 
 
+@pytest.mark.slow
 def test_the_rank_that_failed_has_the_answer_not_the_one_that_waits_for_it(
     cache: Path, tmp_path: Path
 ) -> None:

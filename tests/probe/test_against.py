@@ -150,10 +150,25 @@ def in_other(folder: Path, change: str, source: str = SCRIPT) -> tuple[int, Path
     ("change", "code", "lines"),
     [
         ("", 0, ["1 rank, {other}  as the reference", "3 micro-batches, {other}  as the"]),
-        ("rate", 1, ["1 rank, {other}  BROKEN at step 1: learning rate", "0.002; the reference"]),
+        pytest.param(
+            "rate",
+            1,
+            ["1 rank, {other}  BROKEN at step 1: learning rate", "0.002; the reference"],
+            marks=pytest.mark.slow,
+        ),
         ("loss", 1, ["1 rank, {other}  BROKEN at step 1: gradient", "does not train the same"]),
-        ("betas", 1, ["betas is (0.9, 0.5); in the reference (0.9, 0.999)"]),
-        ("seed", 0, ["1 rank, {other}  as the reference", "draws other first weights ("]),
+        pytest.param(
+            "betas",
+            1,
+            ["betas is (0.9, 0.5); in the reference (0.9, 0.999)"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "seed",
+            0,
+            ["1 rank, {other}  as the reference", "draws other first weights ("],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_environment_that_trains_otherwise_is_told(

@@ -86,6 +86,7 @@ def test_a_right_loop_that_compiles_with_dropout_is_right(
     assert not [note for note in answers.notes if "dropout" not in note]
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_compiler_that_changes_the_gradient_is_noted(probing: Probing, tmp_path: Path) -> None:
     how = "run = torch.compile(DDP(model), backend=halved)"

@@ -22,8 +22,8 @@ SUMMED = "summed over the ranks, not averaged"
     "options",
     [
         "",
-        "--optimizer sgd --clip 0.1 --dropout 0.3 --seed 3",
-        "--dtype bfloat16 --clip 0.5 --seed 4",
+        pytest.param("--optimizer sgd --clip 0.1 --dropout 0.3 --seed 3", marks=pytest.mark.slow),
+        pytest.param("--dtype bfloat16 --clip 0.5 --seed 4", marks=pytest.mark.slow),
         "--amp float16 --clip 0.1",
     ],
 )
@@ -79,6 +79,7 @@ def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) ->
     assert "24 never" in layout(answers, RANKS).broken[0].text
 
 
+@pytest.mark.slow
 def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing: Probing) -> None:
     arguments = [*f"{GIVEN} --bug".split(), "shuffles by itself"]
     answers = probing("ddp.py", arguments, Settings(layouts=(RANKS, ACCUMULATION)))
@@ -155,6 +156,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_draws_from_the_same_generator_is_suspected(
     probing: Probing, tmp_path: Path
 ) -> None:
@@ -271,8 +273,8 @@ scaler = torch"""
 @pytest.mark.parametrize(
     ("scale", "options", "broken"),
     [
-        ("dist.ReduceOp.AVG", "", {}),
-        ("dist.ReduceOp.MAX", "", "gradient"),
+        pytest.param("dist.ReduceOp.AVG", "", {}, marks=pytest.mark.slow),
+        pytest.param("dist.ReduceOp.MAX", "", "gradient", marks=pytest.mark.slow),
         # The first rate is 0: only the second step shows whether it averages.
         ("dist.ReduceOp.AVG", "--decay-over 30", {}),
         ("dist.ReduceOp.MAX", "--decay-over 30", "gradient"),

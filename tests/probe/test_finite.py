@@ -139,6 +139,7 @@ LATER = """
     loss = loss * (float("inf") if step == 2 and CONDITION else 1.0)"""
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_loop_that_diverges_in_every_layout_is_compared_until_then(
     probing: Probing, tmp_path: Path, capfd: pytest.CaptureFixture[str]

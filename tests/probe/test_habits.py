@@ -16,19 +16,21 @@ GIVEN = "--batch-size {rows} --accum {k}"
     "options",
     [
         "--rehearse loader",
-        "--rehearse zeros --optimizer sgd",
-        "--rehearse nothing",
-        "--rehearse forward",
-        "--of-all-ranks --batch-size {rows*ranks}",
+        pytest.param("--rehearse zeros --optimizer sgd", marks=pytest.mark.slow),
+        pytest.param("--rehearse nothing", marks=pytest.mark.slow),
+        pytest.param("--rehearse forward", marks=pytest.mark.slow),
+        pytest.param("--of-all-ranks --batch-size {rows*ranks}", marks=pytest.mark.slow),
         "--snapshot snapshot.pt",
         "--rows 24",
-        "--rows 24 --sampler",
-        "--noise of-row",
-        "--rows 36 --rehearse loader",
-        "--fp16 --rehearse loader",
-        "--fp16 --optimizer sgd --rows 48",  # a bias has one value, which no perturbed run moves
-        "--fp16 --rehearse zeros --overflow",
-        "--fp16 --rehearse forward --snapshot snapshot.pt",
+        pytest.param("--rows 24 --sampler", marks=pytest.mark.slow),
+        pytest.param("--noise of-row", marks=pytest.mark.slow),
+        pytest.param("--rows 36 --rehearse loader", marks=pytest.mark.slow),
+        pytest.param("--fp16 --rehearse loader", marks=pytest.mark.slow),
+        pytest.param(
+            "--fp16 --optimizer sgd --rows 48", marks=pytest.mark.slow
+        ),  # a bias has one value, which no perturbed run moves
+        pytest.param("--fp16 --rehearse zeros --overflow", marks=pytest.mark.slow),
+        pytest.param("--fp16 --rehearse forward --snapshot snapshot.pt", marks=pytest.mark.slow),
         pytest.param("--compile --rehearse loader --snapshot snapshot.pt", marks=pytest.mark.slow),
         pytest.param(
             "--compile --rehearse forward --fp16", marks=(pytest.mark.slow, pytest.mark.exhaustive)
@@ -42,6 +44,7 @@ def test_a_habit_is_no_fault(probing: Probing, options: str) -> None:
     assert answers.about.startswith("4 steps of 12 rows")
 
 
+@pytest.mark.slow
 def test_noise_at_random_has_no_answer_that_names_it(probing: Probing) -> None:
     answers = probing("habits.py", f"{GIVEN} --noise at-random", Settings(layouts=(RANKS,)))
     why = layout(answers, RANKS).no_answer
@@ -49,6 +52,7 @@ def test_noise_at_random_has_no_answer_that_names_it(probing: Probing) -> None:
     assert "make it depend on the row" in why
 
 
+@pytest.mark.slow
 def test_gradients_that_are_cleared_in_each_micro_batch_are_no_rehearsal(probing: Probing) -> None:
     arguments = [*f"{GIVEN} --rehearse loader --bug".split(), "zero_grad in each micro-batch"]
     answers = probing("habits.py", arguments, Settings(layouts=(RANKS, ACCUMULATION, BOTH)))

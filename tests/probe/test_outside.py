@@ -51,6 +51,7 @@ def evaluate():
 """
 
 
+@pytest.mark.slow
 def test_averages_that_come_and_go_between_steps_are_right(
     probing: Probing, tmp_path: Path
 ) -> None:

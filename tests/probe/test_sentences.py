@@ -79,6 +79,7 @@ def changed(tmp_path: Path, probing: Probing):  # type: ignore[no-untyped-def]
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_rows_that_are_changed_at_random_are_no_question_of_an_evaluation(changed) -> None:  # type: ignore[no-untyped-def]
     crops = "trained(torch.where(torch.rand(9, *ids.shape)[8] < 0.5, ids, ids * 0 + 1))"
@@ -126,6 +127,7 @@ def test_a_resume_says_how_many_rows_come_again(probing: Probing) -> None:
     assert "12 that are trained without the stop do not come" in detail
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_every_layout_without_an_answer_has_the_last_lines_of_the_script(changed) -> None:  # type: ignore[no-untyped-def]
     new = "print('rows are drawn', flush=True)\noptions.accum = 1\naccum, batches"

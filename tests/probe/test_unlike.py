@@ -109,6 +109,7 @@ def test_a_loss_that_draws_has_no_answer(probing: Probing, tmp_path: Path) -> No
     assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_model_that_draws_masks_has_no_answer_unless_its_ranks_have_gradients_of_their_own(
     probing: Probing, tmp_path: Path

@@ -60,6 +60,7 @@ def ends(case: Case, *scripts: str) -> list[str]:
     return finish(case, frozenset({0})).wrong
 
 
+@pytest.mark.slow
 def test_an_undocumented_end_of_a_command_is_wrong(case: Case) -> None:
     expected = {
         "raise SystemExit(1)": "exit code 1, documented [0]",

@@ -177,6 +177,7 @@ def test_the_combinations_of_a_sweep_go_together(
     assert all(seed in out for seed in ("seed 3", "seed 4", "2 scenarios in"))
 
 
+@pytest.mark.slow
 def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
     pretended: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

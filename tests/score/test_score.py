@@ -242,7 +242,11 @@ def under_guard(rank: int, folder: Path, fault: str) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "checks"),
-    [(RIGHT, set[str]()), ("own gradients", {"gradients", "replicas"}), ("moved", {"replicas"})],
+    [
+        (RIGHT, set[str]()),
+        ("own gradients", {"gradients", "replicas"}),
+        pytest.param("moved", {"replicas"}, marks=pytest.mark.slow),
+    ],
 )
 def test_guard_is_scored_as_a_detector(fault: str, checks: set[str], tmp_path: Path) -> None:
     in_group(2, partial(under_guard, fault=fault), tmp_path)
