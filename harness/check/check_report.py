@@ -120,7 +120,7 @@ def print_text(console: Console, report: Report, *, long: bool = False) -> None:
         _say(console, "", str(release))
     if report.features:
         _say(console, "", "MODELS", *(f"  {model}" for model in report.features))
-    _say(console, "", summary(bugs))
+    _say(console, "", summary(bugs, settings))
 
 
 def _notes(environment: Environment) -> list[str]:
@@ -264,16 +264,17 @@ def status_in_words(checked: Checked) -> str:
     return f"{checked.status}, accepted" if checked.accepted else str(checked.status)
 
 
-def summary(bugs: Iterable[Checked]) -> str:
-    """The number of bugs with each status, in words."""
+def summary(bugs: Iterable[Checked], settings: Mapping[str, Setting] | None) -> str:
+    """The number of bugs with each status, in words. Without settings it does not say affected, as
+    some of these bugs occur only with settings."""
     bugs = list(bugs)
     accepted = [checked for checked in bugs if checked.accepted and checked.status in THERE]
     counted = Counter(checked.status for checked in bugs if checked not in accepted)
     words = {
-        BugStatus.AFFECTED: "affected",
+        BugStatus.AFFECTED: "in these releases" if settings is None else "affected",
         BugStatus.POSSIBLY: "possibly affected",
         BugStatus.UNKNOWN: "unknown",
-        BugStatus.NOT_AFFECTED: "not affected",
+        BugStatus.NOT_AFFECTED: "not in them" if settings is None else "not affected",
         BugStatus.NOT_TRIGGERED: "not triggered by these settings",
         BugStatus.DOES_NOT_APPLY: "about packages or releases that you do not have",
     }

@@ -43,7 +43,7 @@ def _paragraphs(report: Report) -> Iterator[str]:
     yield "\n".join(f"- {markdown_escaped(str(line))}" for line in advice(report.bugs, settings))
     lines = (*report.remarks, *report.refusals, *report.notes)
     yield "\n".join(f"- {markdown_escaped(line)}" for line in lines)
-    yield summary(report.bugs)
+    yield summary(report.bugs, report.settings)
 
 
 def _folded(title: str, bugs: Sequence[Checked], places: Places) -> str:

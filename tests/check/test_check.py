@@ -146,8 +146,9 @@ def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
 
 def test_the_summary_counts_every_answer() -> None:
     checked = [Checked("a", answer, "", {}) for answer in (BugStatus.AFFECTED, *BugStatus)]
-    assert summary(checked).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
-    assert summary([]) == "0 bugs: none"
+    assert summary(checked, {}).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
+    assert summary(checked, None).startswith("7 bugs: 2 in these releases, 1 possibly affected, ")
+    assert summary([], None) == "0 bugs: none"
 
 
 @pytest.mark.parametrize(
