@@ -23,14 +23,19 @@ class Watched:
     """
 
     def __init__(
-        self, ctx: api.Context, model: nn.Module, optimizer: torch.optim.Optimizer
+        self,
+        ctx: api.Context,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        entrance: nn.Module | None = None,
     ) -> None:
+        """``entrance`` is the part of the model that is given the rows; by default the model."""
         self.ctx, self.model, self.step = ctx, model, 0
         self.plain = copy.deepcopy(model)  # before the hooks, which would be copied, too
         self.start = plain_torch.copied(model)
         self.seen: list[Any] = []
         """The micro-batches of the current step."""
-        model.register_forward_pre_hook(self._note_batch, with_kwargs=True)
+        (entrance or model).register_forward_pre_hook(self._note_batch, with_kwargs=True)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 

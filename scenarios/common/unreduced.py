@@ -84,21 +84,28 @@ def train_by(
             loss=float(loss.detach()),
             **{**facts, "reference_loss": alone["reference_loss"]},  # that of the rank's part
             own=alone,
-            apart=_apart(after),
+            apart=apart(after),
             parted=any(micro["weight"].ne(plain.micro[0]["weight"]).any() for micro in plain.micro),
         )
 
 
-def _apart(weights: Weights) -> float:
+def apart(weights: Weights) -> float:
     """The greatest difference between the weights of any two ranks; a collective call."""
+    import torch
+
+    copies = of_all_ranks(torch.cat([weight.flatten() for weight in weights.values()]))
+    stacked = torch.stack(copies)
+    return float((stacked.amax(0) - stacked.amin(0)).max())
+
+
+def of_all_ranks(tensor: Tensor) -> list[Tensor]:
+    """This tensor of each rank, which all have the same shape; a collective call."""
     import torch
     import torch.distributed as dist
 
-    flat = torch.cat([weight.flatten() for weight in weights.values()])
-    copies = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(copies, flat)
-    stacked = torch.stack(copies)
-    return float((stacked.amax(0) - stacked.amin(0)).max())
+    copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(copies, tensor)
+    return copies
 
 
 def own_alone(step: Step, _: api.Records) -> bool:

@@ -7,7 +7,7 @@ torch, transformers and trl: import it inside ``run``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from harness.bugs import api
 from scenarios.common import plain_torch, texts
 from scenarios.common.hf_trainer import QUIET, VOCABULARY, constant, llama
 from scenarios.common.hf_watched import Watched
+from scenarios.common.plain_torch import Plain
 
 ROWS = 8
-"""Preferences in a step, whatever the number of micro-batches."""
+"""Preferences in a step, whatever the number of micro-batches and ranks."""
 PROMPT, COMPLETION = range(4, 16), range(16, VOCABULARY)
 """The tokens of prompts, and of completions."""
 EOS = 2
@@ -83,14 +84,15 @@ def trainer(
     steps: int,
     **settings: Any,
 ) -> Any:
-    """A DPOTrainer at a constant rate, without clipping; ``settings`` go to its DPOConfig."""
+    """A DPOTrainer at a constant rate, without clipping, on all ranks; ``settings`` go to its
+    DPOConfig."""
     tokenizer = texts.tokenizer(VOCABULARY)
     config = instance(
         DPOConfig,
         output_dir=str(ctx.folder / "out"),
         use_cpu=ctx.lane is api.Lane.CPU,
         seed=ctx.seed,
-        per_device_train_batch_size=ROWS // accumulation,
+        per_device_train_batch_size=ROWS // accumulation // ctx.world_size,
         gradient_accumulation_steps=accumulation,
         max_steps=steps,
         bf16=False,
@@ -131,6 +133,10 @@ class Watch(Watched):
 
     def compared(self, reference: Weights) -> dict[str, Any]:
         """What the step applied of the gradient of DPO's loss with this reference model."""
+        return self._applied(self.differentiated(reference, self.seen))
+
+    def differentiated(self, reference: Weights, micro_batches: Sequence[Tensor]) -> Plain:
+        """The gradient of DPO's loss with this reference model on each micro-batch."""
 
         def loss(weights: Weights, tokens: Tensor) -> Tensor:
             """DPO's mean loss (nats): half of the rows are chosen, the others rejected."""
@@ -139,7 +145,7 @@ class Watch(Watched):
             chosen, rejected = (self._completions(weights, tokens) - before).chunk(2)
             return -logsigmoid(BETA * (chosen - rejected)).mean()
 
-        return self._applied(plain_torch.differentiate(loss, self.weights, self.seen))
+        return plain_torch.differentiate(loss, self.weights, micro_batches)
 
     def _completions(self, weights: Weights, tokens: Tensor) -> Tensor:
         """The log-probability of each row's completion."""
