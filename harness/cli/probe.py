@@ -21,7 +21,7 @@ step, {ranks} that of ranks, {dir} a folder for checkpoints, and {at} the step t
 patch=FILE, before the script, changes a copy of the packages that the script imports.
 
 exit codes: 0 all layouts are as the reference, 1 a relation is broken, 2 a mistake in the command,
-3 no answer, 4 the releases of --pins cannot be installed. docs/probe.md explains the report.
+or releases of --pins that cannot be installed, 3 no answer. docs/probe.md explains the report.
 """
 
 from __future__ import annotations
@@ -453,7 +453,7 @@ def _site(environment: Environment) -> Iterator[str]:
     with ExitStack() as context:
         try:
             borrowed = context.enter_context(overlay.borrow(stack, (), cache_folder()))
-        except Unsupported as error:
+        except (Unsupported, Inconclusive) as error:
             raise UserError(f"--pins: {error}") from None
         yield str(borrowed.site)
 

@@ -13,7 +13,7 @@ import pytest
 from harness.bugs import catalog
 from harness.bugs.pins import complete
 from harness.cli import probe
-from harness.system.errors import Unsupported, UserError
+from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
 from tests.overlays import lent
 
@@ -116,6 +116,7 @@ parser.add_argument("--accum", type=int, default=1)
 arguments = parser.parse_args()
 change = os.environ.get("CHANGE", "")
 data = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
+data[:, 0] += float(change == "other tokens")
 torch.manual_seed(0)
 torch.rand(3 if change == "draws before the weights" else 0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -126,6 +127,91 @@ loader = iter(DataLoader(data, arguments.rows, shuffle=True))
 for step in range(6):
     for micro in range(arguments.accum):
         loss = model(next(loader)).square().mean() * factor
+        (loss / arguments.accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+FROZEN = """
+import argparse, os
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+parser.add_argument("--accum", type=int, default=1)
+arguments = parser.parse_args()
+change = os.environ.get("CHANGE", "")
+data = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+if change:  # draws the layers in another order
+    torch.manual_seed(0)
+    for layer in reversed([*model]):
+        getattr(layer, "reset_parameters", lambda: None)()
+model[:3].requires_grad_(False)
+nn.init.zeros_(model[4].weight)  # as the second matrix of a LoRA
+optimizer = torch.optim.AdamW(model[4].parameters(), 1e-3)
+factor = 2.0 if change == "another order and loss" else 1.0
+for step in range(6):
+    for micro in range(arguments.accum):
+        start = (step * arguments.accum + micro) * arguments.rows
+        loss = (model(data[start : start + arguments.rows]) - 1).square().mean() * factor
+        (loss / arguments.accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+MODULES = """
+import argparse, os
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+parser.add_argument("--accum", type=int, default=1)
+arguments = parser.parse_args()
+change = os.environ.get("CHANGE", "")
+torch.manual_seed(0)
+data = torch.randn(96, 8)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, cosine=None, sine=None):
+        return self.layer(x * cosine + sine)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x):
+        x = x.to(self.attention.layer.weight.dtype)
+        cosine, sine = torch.linspace(0, 3, 8).cos(), torch.linspace(0, 3, 8).sin()
+        keywords = {"cosine": cosine.to(x.dtype), "sine": sine.to(x.dtype)}
+        if change == "passes other keywords":
+            keywords = {"sine": keywords["sine"], "cosine": keywords["cosine"]}
+        return x + self.attention(x, **keywords).tanh()
+
+
+model = nn.Sequential(Block(), Block(), nn.Linear(8, 1))
+if change == "is loaded in bf16":
+    model = model.bfloat16()
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+factor = 1.5 if change else 1.0
+for step in range(6):
+    for micro in range(arguments.accum):
+        start = (step * arguments.accum + micro) * arguments.rows
+        loss = model(data[start : start + arguments.rows]).float().square().mean() * factor
         (loss / arguments.accum).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -205,6 +291,54 @@ def test_an_environment_with_another_order_is_compared_with_the_first_environmen
 
 
 @pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.usefixtures("command")
+def test_an_environment_that_makes_other_rows_is_not_said_to_draw_at_random(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """trl 0.12.1's DPOTrainer appends an EOS to rows whose template has one; 1.16.0's does not."""
+    assert in_other(tmp_path, "other tokens", SHUFFLED)[0] == 3
+    assert "the model is given other rows than in the first environment" in capsys.readouterr().out
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("change", "code", "line"),
+    [
+        ("another order", 0, "1 rank, {other}  as the"),
+        ("another order and loss", 1, "rank 0: 2 times"),
+    ],
+)
+def test_frozen_weights_that_an_environment_draws_in_another_order_are_carried_over(
+    change: str, code: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only trained weights were compared: another frozen layer was told as another gradient."""
+    ended, other = in_other(tmp_path, change, FROZEN)
+    text = capsys.readouterr().out
+    assert ended == code, text
+    assert line.format(other=other) in text
+    assert "draws other first weights (" in text
+    assert "0.weight" in text
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize("change", ["passes other keywords", "is loaded in bf16"])
+def test_what_releases_do_otherwise_is_not_the_place_of_a_wrong_loss(
+    change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensors were compared by their numbers among the arguments, and bf16 with the rounding of
+    fp32: upgrades of LLaMA from transformers 4.46 to 5.24 had the places of modules."""
+    in_other(tmp_path, change, MODULES)
+    text = capsys.readouterr().out
+    assert "BROKEN at step 1: gradient" in text
+    assert "where: the loss" in text
+
+
+@pytest.mark.launch
 @pytest.mark.usefixtures("command")
 def test_defaults_that_an_environment_changes_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -256,11 +390,12 @@ def test_environments_that_make_no_sense_are_refused(words: list[str], complaint
         probe.main([*words, "train.py", "--rows", "{rows}"])
 
 
+@pytest.mark.parametrize("kind", [Unsupported, Inconclusive])
 def test_releases_that_cannot_be_installed_together_are_a_mistake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def borrow(*_: object) -> None:
-        raise Unsupported("a==1 b==2 could not be installed for Python 3.11")
+        raise kind("a==1 b==2 could not be installed for Python 3.11")
 
     monkeypatch.setattr("harness.releases.overlay.borrow", borrow)
     (tmp_path / "train.py").write_text("")

@@ -40,6 +40,19 @@ def test_independent_faults_have_a_line_each() -> None:
     assert "    optimizer: optimizer differs" in lines
 
 
+def test_another_factor_is_not_as_above() -> None:
+    """A layout with 0.851 times the gradient was as one with 1.014 times."""
+    faults = [
+        Broken("gradient", "rank 0: 1.014 times the reference's", 1.014, details=("norm 1",)),
+        Broken("gradient", "ranks 0, 1: 0.851 times the reference's", 0.851, details=("norm 2",)),
+        Broken("gradient", "rank 0: 0.8511 times the reference's", 0.8511, details=("norm 3",)),
+    ]
+    report = list(text(Answers("", [Compared(LAYOUT, broken=[one]) for one in faults]), 1.0))
+    assert "    ranks 0, 1: 0.851 times the reference's" in report
+    assert "    norm 2" in report
+    assert "    rank 0: 0.8511 times the reference's, as above" in report
+
+
 def test_the_first_line_says_that_a_resume_began_again() -> None:
     comparison = Compared(LAYOUT, broken=[Broken("weights", BEGAN_AGAIN)])
     assert "begins again at step 1" in next(text(Answers("", [comparison]), 1.0))

@@ -91,6 +91,18 @@ def test_rows_that_are_changed_at_random_are_no_question_of_an_evaluation(change
 
 
 @pytest.mark.launch
+@pytest.mark.slow
+def test_a_few_rows_that_depend_on_their_micro_batch_are_not_random(changed) -> None:  # type: ignore[no-untyped-def]
+    """trl 0.12.1's DPOTrainer cuts a token off the longest row of each micro-batch."""
+    cut = "trained(torch.cat([ids[:1] * (torch.arange(ids.shape[1]) < 11), ids[1:]]))"
+    answers = changed("trained(ids)", cut, Settings(layouts=(ACCUMULATION,)))
+    why = layout(answers, ACCUMULATION).no_answer
+    assert "2 of 12 rows of step 1 are other ones" in why
+    assert "in its micro-batch" in why
+    assert "at random" not in why
+
+
+@pytest.mark.launch
 def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-untyped-def]
     old = '        if bug == "clips each micro-batch":'
     new = (

@@ -27,6 +27,8 @@ class Assignment:
     """Optimizer steps to take."""
     keep: list[int]
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
+    untrained: bool = False
+    """Whether the weights that the first optimizer does not have are recorded before its step."""
     rows: int = 0
     """Rows that the first micro-batch of a rank has, with ``{rows}``; 0 if that is not known."""
     saves: bool = False

@@ -66,10 +66,17 @@ class Places:
         if not self._calls:
             self._makers.clear()
         entry = self._begin(event.owner, name)
-        inputs = [*leaves(list(event.arguments)), *leaves(dict(event.keywords))]
-        self._look(entry, "in", inputs)
-        event.arguments = [self._watched(entry, value) for value in event.arguments]
-        event.keywords = {n: self._watched(entry, value) for n, value in event.keywords.items()}
+        names = _argument_names(event.owner, len(event.arguments))
+        for label, value in [*zip(names, event.arguments, strict=True), *event.keywords.items()]:
+            self._look(entry, f"in {label}", leaves(value))
+        event.arguments = [
+            self._watched(entry, f"in {label} 0", value)
+            for label, value in zip(names, event.arguments, strict=True)
+        ]
+        event.keywords = {
+            label: self._watched(entry, f"in {label} 0", value)
+            for label, value in event.keywords.items()
+        }
         self._calls.append((event.owner, entry["number"]))
         try:
             output = call()
@@ -151,7 +158,7 @@ class Places:
         for number, tensor in enumerate(_tensors(values)):
             entry["digests"][f"{side} {number}"] = digest(tensor, entry["rows"])
 
-    def _watched(self, entry: dict[str, Any], value: Any) -> Any:
+    def _watched(self, entry: dict[str, Any], label: str, value: Any) -> Any:
         """The argument as a view of its own: what the module itself adds to the gradient of a
         tensor is that of the view."""
         import torch
@@ -160,15 +167,26 @@ class Places:
             return value
         if hasattr(value, "full_tensor"):
             return value
-        entry["views"] = entry.get("views", 0) + 1
         view = value.view_as(value)
-        view.register_hook(partial(self._back, entry, f"in {entry['views'] - 1}"))
+        view.register_hook(partial(self._back, entry, label))
         return view
 
     def _back(self, entry: dict[str, Any], label: str, gradient: Any) -> None:
         if gradient is not None:
             entry["gradients"][label] = digest(gradient, entry["rows"])
             entry["times"][label] = self._tick()
+
+
+def _argument_names(module: Any, count: int) -> list[str]:
+    """The names of a module's positional arguments: another release may pass them by keyword, or in
+    another order. Their numbers, where there are no names."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):  # its forward has no signature
+        parameters = []
+    plain_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in plain_kinds]
+    return [*names, *map(str, range(len(names), count))][:count]
 
 
 def _view(tensor: Any) -> Any:

@@ -31,7 +31,7 @@ from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
 from harness.rank.probe.optimizers import Optimizers
-from harness.rank.probe.parameters import Engine, Optimized, fill_memory
+from harness.rank.probe.parameters import Engine, Optimized, fill_memory, full
 from harness.rank.probe.places import Places
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
@@ -240,6 +240,11 @@ class Watch:
         if not self.record.steps:
             root = self.model.root
             current["settings"] = settings.of_training(root, updated.groups, current)
+            if self.assignment.untrained and self.engine is None:
+                names = (each for each in self.model.names.items() if each[0] not in before)
+                current["untrained"] = {
+                    name: full(p) for name, p in names if p.is_floating_point() and not p.is_meta
+                }
         if len(self.record.steps) in self.assignment.keep:
             current |= {"before": every, "state": updated.state()}
 

@@ -16,7 +16,7 @@ from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, whole_run
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import several
+from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.mistakes import in_words
 from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN
 from harness.training.probe.layouts import (
@@ -238,7 +238,7 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
         cause, *others = comparison.broken
         step = f" at step {comparison.step}" if comparison.step else ""
         yield f"{name}  BROKEN{step}: {cause.relation}  ({comparison.seconds:.1f} s)"
-        fault = (cause.relation, cause.meaning, *cause.parameters)
+        fault = (cause.relation, _kind(cause), *cause.parameters)
         yield f"    {cause.text}" + (", as above" if fault in reported else "")
         if fault not in reported:
             yield from (f"    {detail}" for detail in cause.details)
@@ -248,6 +248,12 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
             yield f"    and as a result: {', '.join(results)}"
         yield from (f"    {one.relation}: {one.text}" for one in others if one.relation in SEPARATE)
     yield from (f"    note: {note}" for note in comparison.notes)
+
+
+def _kind(cause: Broken) -> str:
+    """What makes two faults of a relation one: their meaning, or else their size."""
+    size = "" if cause.ratio is None else f"{cause.ratio:.2g}"
+    return cause.meaning or size or cause.text.partition(": ")[2]
 
 
 def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> dict[str, Any]:

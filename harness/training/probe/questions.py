@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from harness.rank.compare import without_warnings
+from harness.rank.compare import norm, without_warnings
 from harness.system.text import count
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
@@ -37,7 +38,7 @@ from harness.training.probe.notes import (
     relevant,
     remarks,
 )
-from harness.training.probe.runner import Run, Runner
+from harness.training.probe.runner import Run, Runner, Step
 from harness.training.probe.samples import all_alike, rows_again, same_epochs
 from harness.training.probe.where.locate import locate
 
@@ -140,6 +141,10 @@ def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:
     return other if other is not None and layout.kind == AGAINST else runner
 
 
+ROUNDED = 0.01
+"""How far (as a part of their size) weights may be from the reference's that are not trained: they
+may be loaded in another type."""
+
 OTHER_DRAW = (
     "draws other first weights ({names}). It was compared again, with the reference's first weights"
 )
@@ -155,13 +160,8 @@ def _against(
 ) -> Compared:
     """Compare the other environment; again with the reference's first weights, if it draws others.
     Defaults that differ are noted."""
-    fault = next(iter(comparison.broken), None)
-    start, expected = run.ranks[0][0]["before"], baseline.steps[0]["before"]
-    same_shapes = start.keys() == expected.keys() and all(
-        start[name].shape == expected[name].shape for name in start
-    )
-    if fault is not None and fault.relation == "weights" and same_shapes:
-        shift = {name: expected[name] - start[name] for name in fault.parameters}
+    shift = _other_draw(comparison, run.ranks[0][0], baseline.steps[0])
+    if shift:
         name = f"{run.layout.name}, with the first weights of the reference"
         shifted_layout = replace(run.layout, name=name, shift=shift)
         again = without_cleared(
@@ -169,9 +169,29 @@ def _against(
         )
         comparison = _compared(runner, settings, again, baseline, other)
         comparison.layout = run.layout
-        comparison.notes.append(OTHER_DRAW.format(names=several(fault.parameters)))
+        comparison.notes.append(OTHER_DRAW.format(names=several(shift)))
     comparison.notes += other_defaults(run.ranks[0][0], baseline.steps[0])
     return comparison
+
+
+def _other_draw(comparison: Compared, step: Step, expected: Step) -> dict[str, object]:
+    """By name, how far the reference's first weights are from those of another environment, where
+    these were drawn otherwise; also weights that are not trained, on which the gradients depend."""
+    start, expected_start = (
+        {**one.get("untrained", {}), **one["before"]} for one in (step, expected)
+    )
+    same_shapes = start.keys() == expected_start.keys() and all(
+        start[name].shape == expected_start[name].shape for name in start
+    )
+    if not (comparison.broken and same_shapes):
+        return {}
+    fault = comparison.broken[0]
+    names = [*fault.parameters] if fault.relation == "weights" else []
+    for name in step.get("untrained", {}):
+        off = norm({name: start[name] - expected_start[name]})
+        if off > ROUNDED * norm({name: expected_start[name]}):
+            names.append(name)
+    return {name: expected_start[name] - start[name] for name in names}
 
 
 def _against_reference(
@@ -223,7 +243,7 @@ def _compared(
         return comparison
     ordered = _in_one_order(runner, settings, run.layout, of_layout)
     if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
-        return _without_an_answer(comparison, run, baseline)
+        return _without_an_answer(comparison, run, baseline, ordered)
     ordered.layout = run.layout
     ordered.notes.append(
         f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. "
@@ -328,13 +348,48 @@ def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
     return comparison
 
 
-def _without_an_answer(comparison: Compared, run: Run, baseline: Reference) -> Compared:
+FEW = (
+    "with every sampler in one order, {few} of {all} rows of step {step} are other ones: a row "
+    "seems to depend on the others in its micro-batch, as where the longest one is cut. Nothing "
+    "can be compared: make each row independent of the others"
+)
+
+
+OTHER_ROWS = (
+    "also with every sampler in one order, the model is given other rows than in the first "
+    "environment: other tokens, another template or cut, or changes at random (masks, noise, "
+    "crops). Nothing can be compared"
+)
+
+
+def _few(ordered: Compared | None) -> str:
+    """The reason for no answer if most rows are the reference's once all samplers draw in one
+    order; empty if not."""
+    if ordered is None or ordered.moment is None or not _begins_with_samples(ordered.broken):
+        return ""
+    expected = Counter(_rows_of(ordered.moment.expected))
+    missing = expected - Counter(row for one in ordered.moment.ranks for row in _rows_of(one))
+    few, all_ = missing.total(), expected.total()
+    return FEW.format(few=few, all=all_, step=ordered.step) if 2 * few < all_ else ""
+
+
+def _rows_of(step: Step) -> list[str]:
+    return [row for micro in step["rows"] for row in micro]
+
+
+def _without_an_answer(
+    comparison: Compared, run: Run, baseline: Reference, ordered: Compared | None
+) -> Compared:
     """Report no answer, and no fault, if the layout has as many rows as the reference, none of them
     twice: the script shuffles by itself, or draws at random."""
     for number, step in enumerate(baseline.steps[: run.steps]):
         row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
         if row_count != sum(map(len, step["rows"])):
             return comparison
+    why = _few(ordered) or (OTHER_ROWS if comparison.layout.kind == AGAINST else "")
+    if why:
+        comparison.no_answer, comparison.broken, comparison.step = why, [], None
+        return comparison
     comparison.no_answer = (
         "draws other rows than the reference, or changes them at random (masks, noise, crops), "
         "also with every sampler in one order. None comes twice, but nothing can be compared"

@@ -22,7 +22,7 @@ class Key(NamedTuple):
     often: int
     """How often the module was called before in its micro-batch."""
     label: str
-    """``in 0`` or ``out 0``."""
+    """``in``, the name of the argument and the number of the tensor in it; or ``out 0``."""
     gradient: bool
 
     @property

@@ -12,6 +12,7 @@ from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.mistakes import NEAR
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.layouts import (
+    AGAINST,
     RANKS_RESUME,
     SEEDS,
     Layout,
@@ -52,7 +53,8 @@ def locate(
     if any(run.failure for run in runs):
         return _by_stage(moment, name, by_rank, "the model could not be watched")
     base, perturbed, layout = (Recorded(run, settings.same_rows) for run in runs)
-    evidence = Evidence(name, layout, base, perturbed, _off(moment))
+    coarser = _coarser(moment) if comparison.layout.kind == AGAINST else 0.0
+    evidence = Evidence(name, layout, base, perturbed, _off(moment), coarser)
     if (place := first_place(evidence)) is not None:
         return place
     place = _by_factor(evidence, moment, by_rank) or _by_stage(
@@ -96,6 +98,13 @@ def _off(moment: Moment) -> float:
     off = [compare.norm(_difference(one[quantity], expected)) for one in moment.ranks]
     size = compare.norm(expected)
     return max(off) / size if size else 1.0
+
+
+def _coarser(moment: Moment) -> float:
+    """One ulp of 1 in the coarsest type of what modules return; 0 if the reference has it, too."""
+    coarsest = max(one["coarse"] for one in moment.ranks)
+    expected: float = moment.expected["coarse"]
+    return coarsest if coarsest > expected else 0.0
 
 
 def _difference(tensors: compare.Named, expected: compare.Named) -> dict[str, compare.Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -51,7 +51,9 @@ class Evidence:
     perturbed: Recorded
     off: float
     """How far the gradient is from the reference's, as a part of it."""
-    _cache: dict[Key, bool] = field(default_factory=dict)
+    coarser: float = 0.0
+    """One ulp of 1 in the types of the layout, if another environment computes in fewer bits than
+    the reference; otherwise 0."""
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -88,7 +90,12 @@ class Evidence:
 
     def tolerance(self, key: Key) -> float:
         rounding = SAFE * unsure(key, self.perturbed, self.reference)
-        return max(rounding, MATERIAL * min(self.off, 1.0))
+        return max(rounding, self.least)
+
+    @property
+    def least(self) -> float:
+        """What is off by less is not the cause."""
+        return max(MATERIAL * min(self.off, 1.0), SAFE * self.coarser / 2)
 
     def is_wrong(self, key: Key) -> bool:
         far = self.distance(key)
@@ -123,7 +130,7 @@ def unlike_factors(evidence: Evidence) -> bool:
     key = evidence.first_gradient
     if not factors or key is None:
         return False
-    within = max(NEAR, SAFE * unsure(key, evidence.perturbed, evidence.reference))
+    within = max(NEAR, evidence.tolerance(key))
     return max(factors) - min(factors) > within * max(map(abs, factors))
 
 
@@ -237,11 +244,11 @@ def _of_parameters(evidence: Evidence) -> Place | None:
         return None
     actual = _gradients(evidence.recorded, evidence.factors, shards)
     rounding = compare.spread([_gradients(evidence.perturbed, {})], expected)
-    far, least = compare.distances(actual, expected), MATERIAL * min(evidence.off, 1.0)
+    far = compare.distances(actual, expected)
     off = [
         name
         for name in compare.astray(actual, expected, rounding)
-        if far[name] > least * compare.length(expected[name])
+        if far[name] > evidence.least * compare.length(expected[name])
     ]
     if not off or 2 * len(off) > len(expected):
         return None
