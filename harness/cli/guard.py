@@ -218,8 +218,9 @@ def _say_what_was_not_reached(folder: Path, code: int) -> None:
     if not (folder / injection.PYTHON).exists():
         print_errors(
             "guard: no training was seen: no Python of this command was reached: python -I, -S and "
-            "-E, and commands that set PYTHONPATH, leave guard out. One line in the script does "
-            f"the same: {IN_SCRIPT}"
+            "-E, and commands that set PYTHONPATH, leave guard out. A container needs PYTHONPATH, "
+            f"{VARIABLE}, and {folder.parent}, where its user may write. One line in the script "
+            f"does the same: {IN_SCRIPT}"
         )
     elif (folder / injection.TRAINING).exists():
         return

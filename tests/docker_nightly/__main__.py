@@ -78,6 +78,8 @@ def run_all(docker: Engine, folder: Path, base: str, scenarios: str) -> int:
     try:
         tally("not root inside", checks.nobody_is_root, nightlies)
         tally("nothing left over", checks.nothing_is_left_over, nightlies)
+        tally("guard inside", checks.guard_inside, nightlies)
+        tally("guard outside", checks.guard_outside, nightlies)
         tally("a first nightly", checks.a_nightly, nightlies, words)
         tally("a second one, offline", checks.a_nightly_without_network, nightlies, words)
         tally("SIGTERM", checks.ends_at_sigterm, nightlies, words)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.publish.history import reading
 from harness.publish.history_rows import NightlyKind
 from tests.docker_nightly.engine import expect
-from tests.docker_nightly.nightlies import Ended, Nightlies
+from tests.docker_nightly.image import NAME, ROOT
+from tests.docker_nightly.nightlies import LIMIT, Ended, Nightlies
+
+TORCHRUN = ("torchrun", "--nproc-per-node", "2")
+ARGUMENTS = ("--batch-size", "4", "--accum", "3", "--bug")
+BUG = "divided by k twice"
 
 
 def nobody_is_root(nightlies: Nightlies) -> str:
@@ -32,6 +39,55 @@ def nothing_is_left_over(nightlies: Nightlies) -> str:
     )
     expect(not leftovers, f"the image keeps {leftovers.splitlines()[:3]}")
     return "no caches, no wheels"
+
+
+def guard_inside(nightlies: Nightlies) -> str:
+    """guard is in the container, with the training."""
+
+    def run(bug: str) -> tuple[int, str]:
+        guard = ("--fail", *TORCHRUN, "loops/ddp.py", *ARGUMENTS, bug)
+        options = (*nightlies.options(), "--workdir", "/opt/distributed-bugs")
+        command = ["run", "--rm", *options, "--entrypoint", "distributed-bugs", NAME, "guard"]
+        process = nightlies.engine(*command, *guard, check=False, seconds=LIMIT)
+        return process.returncode, process.stdout
+
+    return tells_a_fault(run)
+
+
+def guard_outside(nightlies: Nightlies) -> str:
+    """guard starts the container, which has torch and the training, and not this project."""
+    folder = nightlies.report.parent / "guard"
+    options = ("--rm", "--init", "--network", "host", "--user", f"{os.getuid()}:{os.getgid()}")
+    mounts = ("--volume", f"{folder}:{folder}", "--volume", f"{ROOT / 'loops'}:/loops:ro")
+    variables = ("--env", "PYTHONPATH", "--env", "PYTHON_DISTRIBUTED_BUGS_GUARD")
+    hidden = ("--tmpfs", "/opt/distributed-bugs", "--workdir", "/loops", "--entrypoint", "")
+
+    def run(bug: str) -> tuple[int, str]:
+        guard = [sys.executable, "-m", "harness", "guard", "--fail", "--out", f"{folder}/report"]
+        container = [nightlies.engine.client, "run", *options, *mounts, *variables, *hidden, NAME]
+        process = subprocess.run(
+            [*guard, *container, *TORCHRUN, "ddp.py", *ARGUMENTS, bug],
+            cwd=ROOT,
+            env={**os.environ, "HARNESS_CACHE": str(folder)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT,
+            check=False,
+        )
+        return process.returncode, process.stdout
+
+    return tells_a_fault(run)
+
+
+def tells_a_fault(run: Callable[[str], tuple[int, str]]) -> str:
+    """A right training of two ranks has no alarm under guard, and a wrong one has one."""
+    code, output = run("")
+    expect(code == 0 and "checked; " in output and "; no alarm" in output, output[-500:])
+    code, output = run(BUG)
+    alarms = [line for line in output.splitlines() if line.startswith("guard: ALARM: ")]
+    expect(code == 1 and len(alarms) == 1, f"exit code {code}: {output[-500:]}")
+    return alarms[0]
 
 
 def a_nightly(nightlies: Nightlies, *words: str) -> str:

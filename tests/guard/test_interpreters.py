@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.rank.guard.settings import VARIABLE
 from tests.guard.commands import TRAIN, guard
 from tests.sandbox import ROOT, Sandbox, ended
 
@@ -26,6 +27,7 @@ def test_a_python_that_ignores_the_path_is_told_with_the_line_for_the_script(
         "guard: no training was seen: no Python of this command was reached: python -I, -S"
         in end.err
     )
+    assert f"A container needs PYTHONPATH, {VARIABLE}, and {sandbox.cache / 'guard'}" in end.err
     assert "import distributed_bugs; distributed_bugs.guard()" in end.err
 
 
