@@ -103,6 +103,7 @@ OPTIONS = {
     "sharded_stages": "FSDP2 shards the stages of a pipeline",
     "skips_block": "some rows skip a block",
     "skips_steps": "each fourth step is skipped",
+    "split_words": "tensor parallelism splits the embedding by words",
     "static_graph": "DDP's static graph",
     "stream": "an iterable dataset",
     "sums_rightly": "gradients are summed over the ranks, and each has its part of the loss",

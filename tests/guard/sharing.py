@@ -107,6 +107,9 @@ def tensor_parallel(model: Model, has: Has, mesh: Any = None) -> nn.Module:
         if has("sequence_parallel"):
             block.register_forward_hook(lambda _m, _a, out: out.full_tensor())
         parallel.parallelize_module(block, mesh, plan)
+    if has("split_words"):  # each rank gets the whole gradient, and steps its part of it
+        words = parallel.RowwiseParallel(input_layouts=Replicate())
+        parallel.parallelize_module(model, mesh, {"words": words})
     return model
 
 

@@ -138,10 +138,14 @@ def test_object_of_one_of_several_classes_is_enough() -> None:
         ({"defaults.betas.first": {"above": 0.95}}, "possible"),
         ({"defaults.fused": {"exists": True}}, "certain"),
         ({"defaults.momentum": {"exists": True}}, "excluded"),
+        ({"inner.weight.requires_grad": {"in": [True]}}, "certain"),
+        ({"inner.bias.requires_grad": {"in": [True]}}, "excluded"),  # frozen
+        ({"inner.weight.shape": {"in": [True]}}, "possible"),
     ],
 )
 def test_attributes_of_an_object(attributes: dict[str, Any], expected: str) -> None:
     loss = Loss(gathers=True)
+    loss.inner.bias.requires_grad_(False)
     assert answer(bug(seen={f"{MODULE}.Loss": attributes})) == expected
     del loss
 
@@ -153,7 +157,17 @@ def test_code_of_a_module_may_run_the_step() -> None:
     assert facts.known_bugs([entry], versions, SETTINGS, {"the_script"}) == []
 
 
+class Stranger(torch.Tensor):
+    """A tensor whose code says something at each access."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
+        raise AssertionError(f"{function} of a stranger was called")
+
+
 def test_no_code_of_an_object_runs() -> None:
+    stranger = torch.zeros(2).as_subclass(Stranger)
+    assert attribute({"weight": stranger}, "weight.requires_grad") is False
     assert attribute(Loss(True), "trap") is MISSING
     assert attribute(Loss(True), "forward") is MISSING
 
@@ -270,6 +284,22 @@ def test_note_of_a_probe_is_a_sign_unless_the_fixed_release_has_it(tmp_path: Pat
     shown = {name: {"shown": [note]} for name in ("buggy", "fixed")}
     file.write_text(json.dumps({"recorded": shown}))
     assert known._signature(file) == []
+
+
+@pytest.mark.parametrize("name", ["set_epoch_persistent", "choose_changes"])
+def test_bug_that_no_first_step_decides_is_not_certain(name: str) -> None:
+    """A training of one epoch has no second order, and a whole stream no other part."""
+    (entry,) = (bug for bug in known.bugs() if bug["name"] == name)
+    assert not entry["certain"]
+
+
+@pytest.mark.parametrize("name", ["tp_norm_partial", "tp_activation_partial"])
+def test_bug_of_a_gradient_needs_that_it_is_trained(name: str) -> None:
+    """The adapters of a model are trained, and its norms are frozen."""
+    for entry in (bug for bug in known.bugs() if bug["name"] == name):
+        rules = [rule for kind in entry["seen"].values() for rule in kind.items()]
+        (path,) = (path for path, rule in rules if path.endswith(".requires_grad"))
+        assert (path, {"in": [True]}) in rules
 
 
 def test_bugs_of_a_model_are_named_in_runs_of_such_a_model_alone() -> None:

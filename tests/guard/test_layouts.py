@@ -18,6 +18,7 @@ RIGHT = [
     ("fsdp2 columns mixed accumulate clip", 2, ALL),
     ("tensor_parallel", 2, ALL),
     ("tensor_parallel sequence_parallel", 2, ALL),
+    ("tensor_parallel split_words", 2, ALL - 1),
     ("fsdp2_tensor_parallel", 4, ALL),
     ("fsdp2_tensor_parallel sequence_parallel mixed accumulate", 4, ALL),
     ("hsdp columns mixed", 4, ALL),

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import torch
+
 from .conditions import MISSING, fits
 
 OR = " or "
@@ -85,17 +87,20 @@ def _meets(owner: Any, attributes: Mapping[str, Any]) -> bool | None:
 
 def attribute(value: Any, path: str) -> Any:
     """The value of an attribute of an attribute, from the objects' dictionaries: a property of a
-    stranger could do anything. Of a dictionary or a tuple, its item. MISSING if there is none."""
+    stranger could do anything. Of a dictionary or a tuple, its item; of a tensor, only whether it
+    requires a gradient. MISSING if there is none."""
     for name in path.split("."):
         if type(value) in (dict, list, tuple):
             value = _item(value, name)
             continue
+        if isinstance(value, torch.Tensor):
+            return _requires_grad(value) if name == "requires_grad" else MISSING
         attributes = getattr(value, "__dict__", {})
-        modules = attributes.get("_modules")
-        if name in attributes:
-            value = attributes[name]
-        elif isinstance(modules, dict) and name in modules:
-            value = modules[name]
+        parts = (attributes.get(kind) for kind in ("_modules", "_parameters"))
+        holders = [attributes, *(part for part in parts if isinstance(part, dict))]
+        holder = next((one for one in holders if name in one), None)
+        if holder is not None:
+            value = holder[name]
         else:
             values = (vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind))
             value = next(values, MISSING)
@@ -104,6 +109,12 @@ def attribute(value: Any, path: str) -> Any:
         if value is MISSING:
             return MISSING
     return value
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is trained. The code of its class does not run."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.requires_grad
 
 
 def _item(owner: Any, name: str) -> Any:

@@ -103,6 +103,12 @@ def partial_ranks(tensor: Any) -> int:
     return ranks
 
 
+def is_split_alike(gradient: Any, parameter: Any) -> bool:
+    """Whether this rank has the same part of a gradient as of its parameter. A rank may have a part
+    of an embedding, and its whole gradient, or one whose reduction is still to be done."""
+    return bool(getattr(gradient, "placements", None) == getattr(parameter, "placements", None))
+
+
 def joined(views: Sequence[Tensor]) -> Tensor:
     """The values of some views one after the other, in fp32, on the device of the first one."""
     if not views:

@@ -12,7 +12,7 @@ from .optimizers import MOMENTS, is_on_device, kind_of, plain_settings, step_cou
 from .parameters import Watched
 from .posts import Update
 from .rotation import turns
-from .samples import Positions, appended, largest, partial_ranks
+from .samples import Positions, appended, is_split_alike, largest
 
 UPDATED = 48
 """Parameters whose update is compared in a check; the next check has others."""
@@ -68,7 +68,7 @@ class UpdateSamples:
             and id(one.stepped) in groups
             and (gradient := one.stepped.grad) is not None
             and gradient.layout is torch.strided
-            and partial_ranks(gradient) == 1
+            and is_split_alike(gradient, one.stepped)
             and one.weight.numel()
         ]
         # The part of this check comes again after some checks, and begins elsewhere then.

@@ -36,18 +36,22 @@ SCENARIO = api.Scenario(
     ),
     fix="https://github.com/huggingface/datasets/pull/6710",
     symptom="the epoch that is set in the training process is ignored by the workers",
-    trigger="a shuffled IterableDataset in a DataLoader with persistent_workers=True",
+    trigger="a shuffled IterableDataset in a DataLoader with persistent_workers=True, and a second "
+    "epoch",
     remedy="set persistent_workers=False",
     pins={"datasets": "2.20.0"},
     harm="ruins training",
     visibility="silent",
     lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a shuffled streaming dataset is read by persistent workers")},
+    settings={
+        "code": api.by_code(
+            "persistent workers read a shuffled streaming dataset for several epochs"
+        )
+    },
     seen={
-        "torch.utils.data.dataloader.DataLoader": {
-            "persistent_workers": True,
-            "dataset._shuffling.generator": api.exists(),
-        }
+        "torch.utils.data.dataloader.DataLoader": api.needed(  # a second epoch is needed, too
+            {"persistent_workers": True, "dataset._shuffling.generator": api.exists()}
+        )
     },
     files=("datasets/iterable_dataset.py",),
     ranks=1,

@@ -42,7 +42,9 @@ SCENARIO = api.Scenario(
     settings={"ranks": api.above(1), "code": api.by_code("Prodigy trains under FSDP")},
     seen={
         "prodigyopt.prodigy.Prodigy": {},
-        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": {},
+        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": {
+            "_use_orig_params": False
+        },
     },
     files=("prodigyopt/prodigy.py",),
     variants={

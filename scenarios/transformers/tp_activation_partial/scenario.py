@@ -80,7 +80,10 @@ SCENARIO = api.Scenario(
         "transformers.models.apertus.modeling_apertus.ApertusPreTrainedModel": {
             "_tp_size": api.above(1),
             "config.hidden_act": "xielu",
-        }
+        },
+        "transformers.models.apertus.modeling_apertus.ApertusMLP": {
+            f"{ACTIVATION}.alpha_p.requires_grad": True  # and not frozen beside adapters
+        },
     },
     known_upstream=False,
     files=("transformers/models/apertus/configuration_apertus.py",),

@@ -12,6 +12,7 @@ Root cause: ``base_model_tp_plan`` did not name these norms. Since 5.3.0 it mark
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,23 @@ WITH_NORMS = {
 }
 """The models whose plans the fix changed, and how their classes begin."""
 
+ATTENTIONS = {
+    "gemma3n": ("TextAttention",),
+    "qwen3_omni_moe": ("ThinkerTextAttention",),
+    "t5gemma2": ("SelfAttention", "MergedAttention"),
+}
+"""How the classes of attention with such norms end, if not with "Attention"."""
+
+
+def classes(kinds: Callable[[str], Sequence[str]]) -> str:
+    """The classes of these kinds, of each model."""
+    return " or ".join(
+        f"transformers.models.{model}.modeling_{model}.{name}{kind}"
+        for model, name in WITH_NORMS.items()
+        for kind in kinds(model)
+    )
+
+
 SCENARIO = api.Scenario(
     report=("https://github.com/huggingface/transformers/pull/42448",),
     fix="https://github.com/huggingface/transformers/releases/tag/v5.3.0",
@@ -62,10 +80,10 @@ SCENARIO = api.Scenario(
     visibility="silent",
     settings={"ranks": api.above(1), "code": api.by_code("the model is split with a tp_plan")},
     seen={
-        " or ".join(
-            f"transformers.models.{model}.modeling_{model}.{name}PreTrainedModel"
-            for model, name in WITH_NORMS.items()
-        ): {"_tp_size": api.above(1)}
+        classes(lambda _: ("PreTrainedModel",)): {"_tp_size": api.above(1)},
+        classes(lambda model: ATTENTIONS.get(model, ("Attention",))): {
+            "q_norm.weight.requires_grad": True  # and not frozen beside adapters
+        },
     },
     files=("transformers/models/qwen3/configuration_qwen3.py",),
     variants={
