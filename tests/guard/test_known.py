@@ -161,8 +161,8 @@ class Stranger(torch.Tensor):
     """A tensor whose code says something at each access."""
 
     @classmethod
-    def __torch_function__(cls, function: Any, *_: Any, **__: Any) -> Any:
-        raise AssertionError(f"{function} of a stranger was called")
+    def __torch_function__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        raise AssertionError(f"{func} of a stranger was called")
 
 
 def test_no_code_of_an_object_runs() -> None:
