@@ -3,11 +3,11 @@
 Needs torch and megatron-core, from 0.7 on. The exit code is 3 if the bug is there."""
 
 import tempfile
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from megatron.core import __version__ as version
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from megatron.core.datasets.utils import Split
@@ -33,7 +33,8 @@ data = IndexedDataset(f"{folder}/data")
 rows = list(GPTDataset(data, f"{folder}/data", documents, None, Split.train, config))
 total, counted = (sum(int((row[k] != 0).sum()) for row in rows) for k in ("labels", "loss_mask"))
 first = int((rows[0]["labels"] == 0).sum())
-print(f"megatron-core {version}: the first of {len(rows)} rows has {first} tokens of padding;")
+release = version("megatron-core")
+print(f"megatron-core {release}: the first of {len(rows)} rows has {first} tokens of padding;")
 print(f"{counted} of {total} tokens of text count in the loss")
 print("WRONG: text is masked" if counted != total else "right: all text is trained")
 raise SystemExit(3 if counted != total else 0)

@@ -7,7 +7,8 @@ seen the rows of the first rank alone.
 Root cause: DDP averages the gradients of a backward pass only if its own forward ran before. With
 Liger's loss, DPOTrainer takes the model out of DDP, calls its layers below the head, and gives the
 head's weights to the loss. It goes through the wrapper's forward only under ZeRO 3 and FSDP. The
-fix in 1.14.0 does so for each wrapper.
+fix in 1.14.0 does so for each wrapper. The loss came with 0.19.0; from 0.29 to 1.8 the trainer took
+DDP for the model, which raised an error.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ SCENARIO = api.Scenario(
     files=("trl/trainer/dpo_trainer.py",),
     named_by=("reference: PAR.13",),
     lanes=(api.Lane.GPU,),
-    releases="trl>=0.16",  # the first with Liger's loss
+    releases="trl>=0.16",
+    absent=(
+        api.Absent("trl<0.19", "Liger's loss came with 0.19.0"),
+        api.Absent("trl>=0.29,<1.9", "under DDP the trainer raises an error instead"),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("1.14.0"),
