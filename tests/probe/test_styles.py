@@ -106,6 +106,22 @@ for step in range(4):
     of_G.step()
 """
 
+CRITICS = """
+G, D = net(8, 16, 8), net(8, 16, 1)
+G_run, D_run = DDP(G), DDP(D)
+of_G, of_D = (torch.optim.Adam(each.parameters(), 1e-3) for each in (G, D))
+for step in range(8):
+    of_D.zero_grad()
+    for x, _, _ in micro_batches(step):
+        ((D_run(G_run(x)) - D_run(x)).mean() / k).backward()  # G gets gradients, too
+    of_D.step()
+    if step % 5 == 4:
+        of_G.zero_grad()
+        for x, _, _ in micro_batches(step):
+            (-D_run(G_run(x)).mean() / k).backward()
+        of_G.step()
+"""
+
 GENERATED = """
 G, D = net(5, 16, 8), net(8, 16, 1)
 G_run, D_run = DDP(G), DDP(D)
@@ -233,6 +249,7 @@ LOOPS = {
     "search": SEARCH,
     "two rates": TWO_RATES,
     "adversaries": ADVERSARIES,
+    "critics": CRITICS,
     "generated": GENERATED,
     "time first": TIME_FIRST,
     "sparse": SPARSE,
@@ -242,7 +259,7 @@ LOOPS = {
 }
 
 
-SLOW = ("adversaries", "search", "two rates", "of rows", "sparse", "time first")
+SLOW = ("adversaries", "critics", "search", "two rates", "of rows", "sparse", "time first")
 
 
 @pytest.mark.parametrize(

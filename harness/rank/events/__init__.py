@@ -60,6 +60,7 @@ from .steps import (
     Step,
     TrainerStep,
     Unscale,
+    ValueClip,
     WrapperStep,
     WrapperUnscale,
     ZeroGrad,

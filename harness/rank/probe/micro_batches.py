@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import is_dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -121,7 +123,9 @@ class MicroBatches:
         if self._noise.is_random and next(module.children(), None) is None:
             output = self._noise.nudged(output)
         if seen:
-            _note_use(output, step)
+            _note_use(module, output, step)
+        elif outermost and self.root is not None and _inner(module) is _inner(self.root):
+            _on_gradient(output, partial(step["modes"].update, _mode(module)))
         if outermost and _trains(module) and any(p.requires_grad for p in module.parameters()):
             self._returned.add(value for _, value in leaves(output, is_dataclass))
         return output
@@ -161,7 +165,7 @@ class MicroBatches:
             self._depth -= 1
         # a function may also make the backward, or the step, itself
         if seen and record.now is step and len(step["losses"]) == taught:
-            _note_use(output, step)
+            _note_use(self.root, output, step)
         return output
 
     def _note_share(self, share: Projection, shifted: bool) -> None:
@@ -244,21 +248,39 @@ class MicroBatches:
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
 
 
-def _note_use(output: Any, step: Step) -> None:
+def _note_use(module: Any, output: Any, step: Step) -> None:
     """Count the last micro-batch as unused until an output of the model gets a gradient: a call
     before the loop may only initialise lazy modules."""
-    import torch
+    number, mode = len(step["rows"]) - 1, _mode(module)
 
-    number = len(step["rows"]) - 1
-
-    def note(gradient: Any) -> None:
+    def note() -> None:
         step["unused"].discard(number)
+        step["modes"] |= mode
+
+    step["unused"] |= {number} if _on_gradient(output, note) else set()
+
+
+def _on_gradient(output: Any, note: Callable[[], None]) -> bool:
+    """Call a function when an output of the model gets a gradient; whether any can get one."""
+    import torch
 
     values = [value for _, value in leaves(output, is_dataclass)]
     outputs = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
     for tensor in outputs:
-        tensor.register_hook(note)
-    step["unused"] |= {number} if outputs else set()
+        tensor.register_hook(lambda gradient: note())
+    return bool(outputs)
+
+
+def _mode(module: Any) -> set[bool]:
+    """Whether what depends on the training mode, dropout and batch norms, is in that mode; empty if
+    a module has none."""
+    parts = [part for part in module.modules() if re.search("BatchNorm|Dropout", _kind(part))]
+    dependent = [part for part in parts if "Norm" in _kind(part) or getattr(part, "p", None)]
+    return {any(part.training for part in dependent)} if dependent else set()
+
+
+def _kind(part: Any) -> str:
+    return type(part).__name__
 
 
 def _inner(module: Any) -> Any:
