@@ -30,9 +30,9 @@ def test_weights_are_found_in_what_holds_them() -> None:
 def test_a_long_list_of_lists_takes_no_time() -> None:
     """A thousand entries were searched in each list of a list: of 10^9 tokens, for minutes."""
     rows = [[[7] * LONGEST] * LONGEST] * LONGEST
-    began = time.monotonic()
+    began = time.process_time()
     assert places({"rows": rows, "model": WEIGHTS}) == ["model"]
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
 
 
 def test_a_list_with_itself_ends() -> None:

@@ -41,6 +41,9 @@ SEVERAL = 3
 LONGEST = 1000
 """How many entries of a saved sequence are searched."""
 
+PLAIN = (int, float, str)
+"""What holds no tensors, and may be there a million times."""
+
 MOST = 1000
 """How many modules, sequences and mappings of a saved object are searched: a list of lists may have
 a million."""
@@ -208,14 +211,13 @@ def _mappings(value: Any, trained: Weights) -> Iterator[tuple[str, Weights]]:
             if len(entries) == len(trained) and all(isinstance(e, torch.Tensor) for e in entries):
                 yield where or WHOLE, dict(zip(trained, entries, strict=True))
             else:
-                parts = [(str(number), entry) for number, entry in enumerate(entries)]
+                parts = [(str(n), e) for n, e in enumerate(entries) if not isinstance(e, PLAIN)]
         elif isinstance(value, Mapping):
             parts = [(name, entry) for name, entry in value.items() if isinstance(name, str)]
             tensors = {plain(n): entry for n, entry in parts if isinstance(entry, torch.Tensor)}
             if tensors:
                 yield where or WHOLE, tensors
-        if depth + 1 < DEEP:
-            parts = [part for part in parts if not isinstance(part[1], (int, float, str))]
+        if depth + 1 < DEEP and len(waiting) < MOST:
             waiting += [(f"{where}.{name}".strip("."), part, depth + 1) for name, part in parts]
 
 
