@@ -67,6 +67,9 @@ class MicroBatches:
         self.on_evaluation: Callable[[Any], None] = lambda _: None
         """Is called with each outermost module that has weights and is called without training."""
         self._depth = 0
+        self._weighs = False
+        """Whether the outermost module that is called has weights. Transforms of data have none:
+        rows must stay as they are."""
         self._returned = Returned()
         self._hooked: set[int] = set()
         """The ids of the parameters whose gradients are recorded for each micro-batch."""
@@ -98,6 +101,7 @@ class MicroBatches:
         outermost, self._depth = not self._depth, self._depth + 1
         try:
             seen, step = False, record.now
+            self._weighs = _has_weights(module) if outermost else self._weighs
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 seen = self._begin(module, event.arguments, event.keywords)
             elif outermost:
@@ -120,7 +124,8 @@ class MicroBatches:
         finally:
             self._depth -= 1
         self._look(module, event.keywords, output)
-        if self._noise.is_random and next(module.children(), None) is None:
+        is_leaf = next(module.children(), None) is None
+        if self._noise.is_random and is_leaf and (self._weighs or _needs_gradient(output)):
             output = self._noise.nudged(output)
         if seen:
             _note_use(module, output, step)
@@ -152,6 +157,7 @@ class MicroBatches:
 
         record = self._record
         outermost, self._depth = not self._depth, self._depth + 1
+        self._weighs = any(map(_has_weights, modules)) if outermost else self._weighs
         try:
             seen, step = False, record.now
             taught = len(step["losses"])
@@ -178,6 +184,8 @@ class MicroBatches:
         were recorded."""
         if not _has_weights(module):
             return False
+        if self.root is None and not any(p.requires_grad for p in module.parameters()):
+            return False  # a teacher, or a frozen encoder, that is called before the model
         if self.root is None or self._is_part_of(module):
             self._take(module, arguments, keywords)
         is_model = _inner(module) is _inner(self.root)
@@ -281,6 +289,10 @@ def _mode(module: Any) -> set[bool]:
 
 def _kind(part: Any) -> str:
     return type(part).__name__
+
+
+def _needs_gradient(output: Any) -> bool:
+    return bool(getattr(output, "requires_grad", False))
 
 
 def _inner(module: Any) -> Any:
