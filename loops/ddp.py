@@ -24,6 +24,7 @@ parser.add_argument("--rows", type=int, default=144, help="of an epoch")
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--clip-value", type=float, default=0.0)
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--dtype", default="float32", help="of the weights")
 parser.add_argument("--amp", default="", help="the type of autocast; float16 scales the loss")
@@ -187,6 +188,13 @@ if options.resume and bug != "resume is ignored":
 
 
 @torch.no_grad()
+def clip() -> None:
+    if options.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+    if options.clip_value:
+        nn.utils.clip_grad_value_(model.parameters(), clip_value=options.clip_value)
+
+
 def shrink():
     for parameter in model.parameters():
         parameter.mul_(0.99)
@@ -225,13 +233,13 @@ for step in range(begun, len(batches) // accum):
         if bug == "shrinks in each micro-batch":
             shrink()
         if bug == "clips each micro-batch":
-            nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+            clip()
         if bug == "zero_grad in each micro-batch" and not is_last:
             optimizer.zero_grad()
-    if options.clip and bug != "clips each micro-batch":
+    if (options.clip or options.clip_value) and bug != "clips each micro-batch":
         if bug not in ("clips what is scaled", "clips before unscale_"):
             scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        clip()
         if bug == "clips before unscale_":
             scaler.unscale_(optimizer)
     scaler.step(optimizer)

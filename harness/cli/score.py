@@ -2,9 +2,9 @@
 
     python -m harness score my_detector.py:Detector
     python -m harness score my_detector.py:Detector scenario=torch seed=0,1,2
-    python -m harness score replicas gradients usual/nan --json scores.json
+    python -m harness score samples usual/nan --json scores.json
     python -m harness score guard lane=cpu
-    python -m harness score --cost replicas gradients
+    python -m harness score --cost samples usual/nan
     python -m harness score --list
 
 A detector is a class with attach(model, optimizer, loader, group=...), step(number) and, if it
@@ -236,19 +236,10 @@ METHODS = {"judge": ("record", "attach"), "batch": ("attach",)}
 """The methods that a detector with one of these must also have; others must have TRAINING."""
 
 OURS = {
-    "accumulation": "the loss of all micro-batches and ranks counts once",
-    "gradients": "the step uses the mean of the ranks' gradients",
-    "loss_scale": "in fp16, steps are not skipped again and again",
-    "precision": "the steps move the weights, also where these have few bits",
     "samples": "rows come once, to one rank, in an order of their own",
-    "schedule": "the learning rate goes on by one with each step",
-    "replicas": "what all ranks have a copy of stays equal",
-    "state": "the state after a load is that of the save",
-    "tied": "tied copies of a weight stay equal",
     "guard": "what guard checks in a training, as often as it can",
     "guard/budget": "what guard checks with its usual budget",
     "traincheck": "TrainCheck's rules hold, as learned from two healthy runs",
-    "updates": "the step is the optimizer's formula, and reaches each parameter",
     "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
     "usual/loss_spike": "a usual check: no loss is three times the usual one",
     "usual/nan": "a usual check: nothing is nan or infinite",

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from harness.detectors.sampling import Replicas, tensor_parallel, values
 
 
 @dataclass(frozen=True)
@@ -81,43 +78,3 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
-
-
-class Detector:
-    """Checks after each step that parameters that were equal on all ranks at first still are.
-
-    It looks at a few values of each parameter, at others in each step; with Megatron's tensor
-    parallelism also at the parameters that its ranks do not split.
-    """
-
-    def attach(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        loader: Any = None,
-        *,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self._copies = [(Replicas(model), group)]
-        if (tensor_group := tensor_parallel()) is not None:
-            self._copies.append((Replicas(model), tensor_group))
-
-    def step(self, number: int) -> list[str]:
-        alarms = [_compared(number, *copies) for copies in self._copies]
-        return [alarm for alarm in alarms if alarm]
-
-
-def _compared(number: int, replicas: Replicas, group: dist.ProcessGroup | None) -> str:
-    """How the copies in a group differ at this step; empty if they do not. A collective call."""
-    samples = replicas.found
-    mine = values(s.moved(number).bits() for s in samples)
-    reference, *others = replicas.gathered(mine, group)
-    mismatches = [sample.view("int32") != reference.view("int32") for sample in others]
-    names, at = [], 0
-    for sample in samples:
-        end = at + len(sample.positions)
-        names += [sample.name] if any(mismatch[at:end].any() for mismatch in mismatches) else []
-        at = end
-    if not names:
-        return ""
-    return f"the ranks' copies of {names[0]} differ, and of {len(names) - 1} others"

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.detectors.rows import checksum, have_same_order, leaves
-from harness.detectors.sampling import from_all
+from harness.detectors.steps import from_all
 
 VALUES = 256
 """Values of a row that are looked at."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,6 @@ GONE = "is gone"
 
 MASTER = " (fp32)"
 """The ending of the name of a parameter's master copy."""
-
-RATES = "rates.pt"
-
-ROUNDING = 2**-8
-"""One unit in the last place of bf16: fp32 copies that are made anew from weights are that near."""
 
 
 @dataclass(frozen=True)
@@ -220,51 +215,6 @@ def _file(folder: Path, rank: int) -> Path:
 
 def _ranks(folder: Path) -> list[int]:
     return sorted(int(file.stem.removeprefix("rank_")) for file in folder.glob("rank_*.pt"))
-
-
-class Detector:
-    """Compares weights, buffers, the optimizer's state and its learning rates after a load with
-    those of the save."""
-
-    def attach(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        loader: Any = None,
-        *,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self._model = model
-        inner = getattr(optimizer, "optimizer", None)  # within DeepSpeed's
-        parts = (part for part in (optimizer, inner) if isinstance(part, torch.optim.Optimizer))
-        self._optimizer = next(parts, None)
-        self._rates = optimizer.param_groups
-
-    def step(self, number: int) -> None: ...
-
-    def save(self, path: Path) -> None:
-        dump_state(path, self._model, self._optimizer)
-        torch.save([float(group["lr"]) for group in self._rates], Path(path) / RATES)
-
-    def load(self, path: Path) -> str | None:
-        if changes := list(_unexplained(changes_since(path, self._model, self._optimizer))):
-            return str(changes[0])
-        saved = torch.load(Path(path) / RATES)
-        rates = [float(group["lr"]) for group in self._rates]
-        return None if rates == saved else f"the learning rates are {rates}, and {saved} were saved"
-
-
-def _unexplained(changes: Sequence[StateChange]) -> Iterator[StateChange]:
-    """The changes that a load of the weights alone does not explain: after one, moments are gone or
-    begin again, and fp32 copies are rounded."""
-    again = any(c.name.endswith("(step)") and c.after < c.before for c in changes)
-    for change in changes:
-        if again and change.name.endswith(")") and not change.name.endswith(MASTER):
-            continue
-        is_copy = change.name.endswith(MASTER) or change.name.startswith("optimizer.")
-        rounded = is_copy and abs(change.after - change.before) <= ROUNDING * abs(change.before)
-        if not rounded and change.about != GONE:
-            yield change
 
 
 def main() -> int:

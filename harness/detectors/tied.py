@@ -13,7 +13,6 @@ Without DeepSpeed, name the copies: ``tied_differences([("embedding", weight, gr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.detectors.replicas import Difference, replica_differences
-from harness.detectors.sampling import SIZE
 from harness.detectors.state import MASTER, master_copy
 
 Copy = tuple[str, Tensor, "dist.ProcessGroup | None"]
@@ -50,17 +48,6 @@ def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
                 yield name + MASTER, _whole_master(name, weight), comm["group"]
 
 
-def _embedding(module: Any) -> Iterator[Copy]:
-    """Megatron's shared embedding, on the first and the last stage of a pipeline."""
-    state = sys.modules.get("megatron.core.parallel_state")
-    shared = getattr(module, "shared_embedding_or_output_weight", None)
-    if state is None or shared is None or not state.model_parallel_is_initialized():
-        return
-    weight = shared() if state.is_rank_in_embedding_group() else None
-    if weight is not None:
-        yield "the shared embedding", weight, state.get_embedding_group()
-
-
 def tied_differences(copies: Iterable[Copy]) -> list[Difference]:
     """Compare each copy with that of the first rank of its group, bit by bit.
 
@@ -78,34 +65,3 @@ def _whole_master(name: str, weight: Tensor) -> Tensor:
     if master is None or master.shape != weight.shape:
         raise ValueError(f"this rank has no whole fp32 copy of {name}")
     return master
-
-
-class Detector:
-    """Compares a few values of the tied weights of a DeepSpeed or Megatron pipeline after each
-    step."""
-
-    def attach(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        loader: Any = None,
-        *,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        module = getattr(model, "module", model)
-        self._copies = [*tied_copies(module), *_embedding(module)]
-
-    def step(self, number: int) -> str | None:
-        sampled = [(name, _some(copy, number), group) for name, copy, group in self._copies]
-        differences = tied_differences(sampled)
-        return (
-            f"the copies of {differences[0].name} differ by {differences[0].greatest:.3g}"
-            if differences
-            else None
-        )
-
-
-def _some(tensor: Tensor, number: int) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    every = max(1, flat.numel() // SIZE)
-    return flat[number % every :: every].contiguous()

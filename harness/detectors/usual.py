@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.detectors.sampling import before_step, from_all, gradient_scale
+from harness.detectors.steps import before_step, from_all, gradient_scale
 
 WARM = 3
 """Steps after which a usual value is known."""

@@ -66,7 +66,7 @@ def _refuse(*words: object, **_: object) -> None:
         ("confirm --day 2024-02-30", "2024-02-30 is not a day"),
         ("confirm --json /proc/x", "cannot write /proc/x"),
         ("matrix scenario=bf16_clip --csv folder", "folder is a folder: name a file"),
-        ("score replicas --json nowhere/x", "no folder nowhere for x"),
+        ("score samples --json nowhere/x", "no folder nowhere for x"),
         ("models nowhere.json", "no file nowhere.json: name a config.json"),
         ("models deep.json", "deep.json is no config.json of transformers"),
         ("models llama:nope", "no head 'nope'"),

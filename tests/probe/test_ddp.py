@@ -246,17 +246,39 @@ def test_a_mistake_is_called_what_it_is(
     assert comparison.broken[0].text.startswith(text)
 
 
-@pytest.mark.parametrize("options", ["", "--fused"])
+@pytest.mark.parametrize(
+    "options",
+    ["--clip 0.1", "--clip 0.1 --fused", pytest.param("--clip-value 1e-3", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("bug", ["", "clips what is scaled", "clips before unscale_"])
 def test_clipping_of_gradients_that_a_scaler_still_multiplies_is_noted(
     probing: Probing, bug: str, options: str
 ) -> None:
     """Every layout makes this mistake, so that only a note on the reference shows it."""
-    words = [*f"{GIVEN} --amp float16 --clip 0.1 {options} --bug".split(), bug]
+    words = [*f"{GIVEN} --amp float16 {options} --bug".split(), bug]
     answers = probing("ddp.py", words, Settings(layouts=(RANKS,)))
     noted = [note for note in answers.notes if note.startswith("clipping saw a gradient of norm")]
     assert len(noted) == bool(bug)
     assert first_broken(answers) == {}
+
+
+@pytest.mark.slow
+def test_a_factor_is_found_though_the_values_of_gradients_are_clipped(probing: Probing) -> None:
+    """Only the clipped gradients were compared, which a small limit makes alike. A large one, which
+    clips nothing, is right also where it is larger than a scale."""
+    settings = Settings(layouts=(ACCUMULATION,))
+    words = [*f"{GIVEN} --clip-value 1e-7 --bug".split(), "never divided by k"]
+    answers = probing("ddp.py", words, settings)
+    (fault, *_) = layout(answers, ACCUMULATION).broken
+    assert fault.relation == "gradient"
+    assert fault.ratio == pytest.approx(3, rel=1e-3)
+    words = [*f"{GIVEN} --clip-value 1e-3 --bug".split(), "clips each micro-batch"]
+    (fault, *_) = layout(probing("ddp.py", words, settings), ACCUMULATION).broken
+    assert "clipped 3 times a step, not 1" in fault.text
+    words = [*f"{GIVEN} --amp float16 --clip-value 1e5 --bug".split(), "clips before unscale_"]
+    answers = probing("ddp.py", words, settings)
+    assert first_broken(answers) == {}
+    assert not [note for note in answers.notes if note.startswith("clipping saw")]
 
 
 AVERAGING = """

@@ -106,6 +106,66 @@ for step in range(4):
     of_G.step()
 """
 
+CRITICS = """
+G, D = net(8, 16, 8), net(8, 16, 1)
+G_run, D_run = DDP(G), DDP(D)
+of_G, of_D = (torch.optim.Adam(each.parameters(), 1e-3) for each in (G, D))
+for step in range(8):
+    of_D.zero_grad()
+    for x, _, _ in micro_batches(step):
+        ((D_run(G_run(x)) - D_run(x)).mean() / k).backward()  # G gets gradients, too
+    of_D.step()
+    if step % 5 == 4:
+        of_G.zero_grad()
+        for x, _, _ in micro_batches(step):
+            (-D_run(G_run(x)).mean() / k).backward()
+        of_G.step()
+"""
+
+TEACHER_FIRST = """
+student, teacher = net(8, 16, 4), net(8, 16, 4)
+teacher.load_state_dict(student.state_dict())
+teacher.requires_grad_(False)
+run = DDP(student)
+optimizer = torch.optim.AdamW(student.parameters(), 1e-2)
+for step in range(5):
+    optimizer.zero_grad()
+    for x, _, _ in micro_batches(step):
+        target = (teacher(x) / 0.1).softmax(-1)  # in training mode, and with gradients enabled
+        (-(target * run(x).log_softmax(-1)).sum(-1).mean() / k).backward()
+    optimizer.step()
+    with torch.no_grad():
+        for mean, p in zip(teacher.parameters(), student.parameters()):
+            mean.mul_(0.9).add_(p, alpha=0.1)
+"""
+
+NOISE_OF_TRANSFORMED = """
+import zlib
+
+
+class Normalize(nn.Module):  # as torchvision's
+    def forward(self, x):
+        return (x - 0.5) / 0.5
+
+
+def noise_of(row):
+    generator = torch.Generator().manual_seed(zlib.crc32(row.numpy().tobytes()))
+    return torch.randn(row.shape, generator=generator)
+
+
+transform = nn.Sequential(Normalize(), Normalize())
+model = net(8, 16, 8)
+run = DDP(model)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+for step in range(5):
+    optimizer.zero_grad()
+    for x, _, _ in micro_batches(step):
+        x = transform(x)
+        noise = torch.stack([noise_of(row) for row in x])
+        ((run(x + noise) - noise).square().mean() / k).backward()
+    optimizer.step()
+"""
+
 GENERATED = """
 G, D = net(5, 16, 8), net(8, 16, 1)
 G_run, D_run = DDP(G), DDP(D)
@@ -233,6 +293,9 @@ LOOPS = {
     "search": SEARCH,
     "two rates": TWO_RATES,
     "adversaries": ADVERSARIES,
+    "critics": CRITICS,
+    "teacher first": TEACHER_FIRST,
+    "noise of what a module has transformed": NOISE_OF_TRANSFORMED,
     "generated": GENERATED,
     "time first": TIME_FIRST,
     "sparse": SPARSE,
@@ -242,7 +305,10 @@ LOOPS = {
 }
 
 
-SLOW = ("adversaries", "search", "two rates", "of rows", "sparse", "time first")
+SLOW = (
+    *("adversaries", "critics", "search", "two rates", "of rows", "sparse", "time first"),
+    *("teacher first", "noise of what a module has transformed"),
+)
 
 
 @pytest.mark.parametrize(

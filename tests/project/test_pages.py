@@ -168,7 +168,7 @@ def test_the_commands_of_the_page_of_detectors_print_what_it_shows(
         for line in commands(page)
         if line.startswith("distributed-bugs score") and "--list" not in line
     ]
-    (example,) = re.findall(r"`(distributed-bugs score replicas [^`]*)`", page)
+    (example,) = re.findall(r"`(distributed-bugs score guard usual/nan [^`]*)`", page)
     assert len(lines) == 5
     lines = [line.replace("scenario=torch seed=0,1,2", "scenario=ddp_converted") for line in lines]
     printed = printed_by([*lines, "distributed-bugs score --list", example], tmp_path, tool)

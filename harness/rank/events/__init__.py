@@ -13,7 +13,7 @@ such as a dropout that draws and drops nothing, is no event: it uses ``Patches``
 
 The package needs the standard library and torch, and imports nothing else: its files can be copied
 into any interpreter from Python 3.9 on. That is why the few lines that find the gradients of a step
-with a closure are here (``Gradients``) and in ``harness.detectors.sampling``, which users copy
+with a closure are here (``Gradients``) and in ``harness.detectors.steps``, which users copy
 without this package. All other code of the harness that runs in a rank subscribes here.
 """
 
@@ -60,6 +60,7 @@ from .steps import (
     Step,
     TrainerStep,
     Unscale,
+    ValueClip,
     WrapperStep,
     WrapperUnscale,
     ZeroGrad,

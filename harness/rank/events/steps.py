@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .event import Call, Event, Handlers, Place
 from .patches import Patches
@@ -39,6 +39,9 @@ class PreparedSchedule(Event):
 class Clip(Event):
     """``clip_grad_norm_`` is called. It returns the norm before the clipping."""
 
+    limit: ClassVar[str] = "max_norm"
+    """The name of the function's second parameter."""
+
     parameters: Sequence[Any]
     max_norm: Any
     norm_type: float = 2.0
@@ -54,22 +57,32 @@ class Clip(Event):
     def install(cls, handlers: Handlers, patches: Patches, of: Any) -> None:
         import torch
 
-        def around(
-            original: Any, /, parameters: Any, max_norm: Any, *arguments: Any, **keywords: Any
-        ) -> Any:
+        def around(original: Any, /, parameters: Any, *arguments: Any, **keywords: Any) -> Any:
             if not handlers.listens(cls, None):
-                return original(parameters, max_norm, *arguments, **keywords)
+                return original(parameters, *arguments, **keywords)
             single = isinstance(parameters, torch.Tensor)
             parameters = [parameters] if single else list(parameters)  # it may be a generator
-            norm_type = arguments[0] if arguments else keywords.get("norm_type", 2.0)
-            event = cls(None, parameters, max_norm, float(norm_type))
-            return handlers.run(
-                event, lambda: original(parameters, max_norm, *arguments, **keywords)
-            )
+            limit, *others = arguments or (keywords.get(cls.limit),)
+            norm_type = keywords.get("norm_type", others[0] if others else 2.0)
+            event = cls(None, parameters, limit, float(norm_type or 0))
+            return handlers.run(event, lambda: original(parameters, *arguments, **keywords))
 
         function = cls.function()
         if function is not None:
             patches.wrap_everywhere(function, around)
+
+
+@dataclass
+class ValueClip(Clip):
+    """``clip_grad_value_`` is called. ``max_norm`` is its limit for a value."""
+
+    limit = "clip_value"
+
+    @classmethod
+    def function(cls) -> Any:
+        import torch
+
+        return torch.nn.utils.clip_grad_value_
 
 
 @dataclass

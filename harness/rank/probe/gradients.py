@@ -12,6 +12,10 @@ from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.parameters import full, local, norm
 from harness.rank.probe.record import Record
 
+MUCH = 0.9
+"""If clipping by value leaves more of the norm, it is not asked whether a scaler still multiplied
+the gradients."""
+
 SCALED = 0.01
 """How far (as a fraction) gradients that a scaler multiplies may be from that multiple."""
 
@@ -27,6 +31,7 @@ class Gradients:
         on = events.instrument.on
         on(events.Backward, around=self._backward, when=self._is_outermost)
         on(events.Clip, before=self._clip, after=self._clipped)
+        on(events.ValueClip, around=self._clip_values)
         on(events.Unscale, around=self._unscaled)
         on(events.ScalerStep, around=self._scaled)
 
@@ -55,6 +60,10 @@ class Gradients:
             record.now["left"] = _norm(p for _, p in learnt)
 
     def _clip(self, event: events.Clip) -> None:
+        self._note_unclipped(event)
+        self._record.clipped = list(event.parameters)
+
+    def _note_unclipped(self, event: events.Clip) -> None:
         record, names = self._record, self._micro_batches.names.names
         if record.now["raw"] is None and record.is_open():
             record.now["raw"] = {
@@ -62,10 +71,19 @@ class Gradients:
                 for n, p in enumerate(event.parameters)
                 if p.grad is not None
             }
-        record.clipped = list(event.parameters)
 
     def _clipped(self, event: events.Clip) -> None:
-        self._record.now["clips"].append((float(event.max_norm), float(full(event.value))))
+        self._record.now["clips"].append((float(event.max_norm), float(full(event.value)), False))
+
+    def _clip_values(self, event: events.ValueClip, call: Callable[[], Any]) -> Any:
+        """A limit that the loop multiplies by the scale of the loss clips hardly a value."""
+        self._note_unclipped(event)
+        before = _norm(event.parameters)
+        value = call()
+        if _norm(event.parameters) < MUCH * before:
+            self._record.clipped = list(event.parameters)
+        self._record.now["clips"].append((float(event.max_norm), before, True))
+        return value
 
     def _unscaled(self, event: events.Unscale, call: Callable[[], Any]) -> Any:
         late = self._late(event.owner)

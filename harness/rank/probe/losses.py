@@ -12,12 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.bugs.api.numbers import near
 from harness.detectors.arithmetic import Projection, projection
 from harness.detectors.rows import IGNORED
 from harness.rank import events
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORECASE)
 """Matches the names of evaluation losses."""
@@ -90,8 +93,6 @@ def follow(
     with other losses, do not call it."""
     import torch
 
-    from harness.detectors.accumulation import gradient_of_mean
-
     logits, labels = getattr(output, LOGITS, None), inputs.get(LABELS)
     if not (isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return
@@ -113,6 +114,26 @@ def follow(
                 return
 
     logits.register_hook(compared)
+
+
+def gradient_of_mean(logits: Tensor, labels: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of the mean cross-entropy at the positions that have a label.
+
+    Returns the numbers of these positions, and the gradient of the logits there, a row for each:
+    ``(softmax - onehot) / count`` in fp32. With ``shift`` each position predicts the label of the
+    next one, as in causal models.
+    """
+    import torch
+
+    targets = labels
+    if shift:
+        targets = labels.roll(-1, 1)
+        targets[:, -1] = IGNORED
+    targets = targets.flatten()
+    places = (targets != IGNORED).nonzero().flatten()
+    gradient = logits.reshape(-1, logits.shape[-1])[places].float().softmax(-1)
+    gradient[torch.arange(len(places), device=places.device), targets[places]] -= 1
+    return places, gradient / len(places)
 
 
 def _shifted(ids: Any, labels: Any) -> bool:

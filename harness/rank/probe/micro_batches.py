@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import is_dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -65,6 +67,9 @@ class MicroBatches:
         self.on_evaluation: Callable[[Any], None] = lambda _: None
         """Is called with each outermost module that has weights and is called without training."""
         self._depth = 0
+        self._weighs = False
+        """Whether the outermost module that is called has weights. Transforms of data have none:
+        rows must stay as they are."""
         self._returned = Returned()
         self._hooked: set[int] = set()
         """The ids of the parameters whose gradients are recorded for each micro-batch."""
@@ -96,6 +101,7 @@ class MicroBatches:
         outermost, self._depth = not self._depth, self._depth + 1
         try:
             seen, step = False, record.now
+            self._weighs = _has_weights(module) if outermost else self._weighs
             if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
                 seen = self._begin(module, event.arguments, event.keywords)
             elif outermost:
@@ -118,10 +124,13 @@ class MicroBatches:
         finally:
             self._depth -= 1
         self._look(module, event.keywords, output)
-        if self._noise.is_random and next(module.children(), None) is None:
+        is_leaf = next(module.children(), None) is None
+        if self._noise.is_random and is_leaf and (self._weighs or _needs_gradient(output)):
             output = self._noise.nudged(output)
         if seen:
-            _note_use(output, step)
+            _note_use(module, output, step)
+        elif outermost and self.root is not None and _inner(module) is _inner(self.root):
+            _on_gradient(output, partial(step["modes"].update, _mode(module)))
         if outermost and _trains(module) and any(p.requires_grad for p in module.parameters()):
             self._returned.add(value for _, value in leaves(output, is_dataclass))
         return output
@@ -148,6 +157,7 @@ class MicroBatches:
 
         record = self._record
         outermost, self._depth = not self._depth, self._depth + 1
+        self._weighs = any(map(_has_weights, modules)) if outermost else self._weighs
         try:
             seen, step = False, record.now
             taught = len(step["losses"])
@@ -161,7 +171,7 @@ class MicroBatches:
             self._depth -= 1
         # a function may also make the backward, or the step, itself
         if seen and record.now is step and len(step["losses"]) == taught:
-            _note_use(output, step)
+            _note_use(self.root, output, step)
         return output
 
     def _note_share(self, share: Projection, shifted: bool) -> None:
@@ -174,6 +184,8 @@ class MicroBatches:
         were recorded."""
         if not _has_weights(module):
             return False
+        if self.root is None and not any(p.requires_grad for p in module.parameters()):
+            return False  # a teacher, or a frozen encoder, that is called before the model
         if self.root is None or self._is_part_of(module):
             self._take(module, arguments, keywords)
         is_model = _inner(module) is _inner(self.root)
@@ -244,21 +256,43 @@ class MicroBatches:
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
 
 
-def _note_use(output: Any, step: Step) -> None:
+def _note_use(module: Any, output: Any, step: Step) -> None:
     """Count the last micro-batch as unused until an output of the model gets a gradient: a call
     before the loop may only initialise lazy modules."""
-    import torch
+    number, mode = len(step["rows"]) - 1, _mode(module)
 
-    number = len(step["rows"]) - 1
-
-    def note(gradient: Any) -> None:
+    def note() -> None:
         step["unused"].discard(number)
+        step["modes"] |= mode
+
+    step["unused"] |= {number} if _on_gradient(output, note) else set()
+
+
+def _on_gradient(output: Any, note: Callable[[], None]) -> bool:
+    """Call a function when an output of the model gets a gradient; whether any can get one."""
+    import torch
 
     values = [value for _, value in leaves(output, is_dataclass)]
     outputs = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
     for tensor in outputs:
-        tensor.register_hook(note)
-    step["unused"] |= {number} if outputs else set()
+        tensor.register_hook(lambda gradient: note())
+    return bool(outputs)
+
+
+def _mode(module: Any) -> set[bool]:
+    """Whether what depends on the training mode, dropout and batch norms, is in that mode; empty if
+    a module has none."""
+    parts = [part for part in module.modules() if re.search("BatchNorm|Dropout", _kind(part))]
+    dependent = [part for part in parts if "Norm" in _kind(part) or getattr(part, "p", None)]
+    return {any(part.training for part in dependent)} if dependent else set()
+
+
+def _kind(part: Any) -> str:
+    return type(part).__name__
+
+
+def _needs_gradient(output: Any) -> bool:
+    return bool(getattr(output, "requires_grad", False))
 
 
 def _inner(module: Any) -> Any:

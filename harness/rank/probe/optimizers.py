@@ -13,6 +13,10 @@ from harness.rank.probe.parameters import local
 SEVERAL = 3
 """After so many steps of others, an optimizer has stepped, too, unless it is forgotten."""
 
+LATER = 8
+"""Further steps of others that an optimizer may wait for: a WGAN's generator steps after five of
+its critic."""
+
 Named = Iterable[tuple[str, Any]]
 """Parameters with their names."""
 
@@ -33,6 +37,8 @@ class Optimizers:
         """By id, parameters that no optimizer has or has stepped: name, tensor, first values."""
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._steps = 0
+        self._later = 0
+        """Steps that were not recorded any more."""
         self._known: set[int] = set()
         """The ids of the model's parameters."""
 
@@ -65,6 +71,20 @@ class Optimizers:
             if float(local(gradient).norm()) > 0:
                 self._first[key] = name, parameter, local(parameter).detach().clone()
 
+    def pass_by(self, optimizer: Any) -> None:
+        """Note a step after the last one that is recorded."""
+        self._stepped.add(optimizer)
+        self._steps, self._later = self._steps + 1, self._later + 1
+
+    def awaits(self) -> bool:
+        """Whether an optimizer that has not stepped, though its parameters get gradients, may step
+        soon."""
+        if self._steps < SEVERAL or self._later >= LATER:
+            return False
+        stepped_ids = {id(tensor) for tensor in self._tensors(self._stepped)}
+        held_ids = {id(tensor) for tensor in self._tensors()}
+        return any(key in held_ids - stepped_ids for key in self._first)
+
     def report(self) -> dict[str, Any]:
         """``unheld``: the parameters that no optimizer has by now and that have not moved, with
         their sizes. ``strangers``: how many tensors without a gradient the optimizers have, which
@@ -80,7 +100,8 @@ class Optimizers:
             if torch.equal(local(parameter).detach(), first)
         }
         unheld = {name: size for key, (name, size) in still.items() if key not in held_ids}
-        idle = [name for key, (name, _) in still.items() if key in held_ids]
+        stepped_ids = {id(tensor) for tensor in self._tensors(self._stepped)}
+        idle = [n for key, (n, _) in still.items() if key in held_ids - stepped_ids]
         unstepped = (idle, self._steps) if self._steps >= SEVERAL else ([], 0)
         strangers = [each for each in tensors if id(each) not in self._known and each.grad is None]
         return {

@@ -101,7 +101,7 @@ class Optimized:
 
     def gradients(self) -> dict[str, Any]:
         """Gradients as the step applies them: a fused step divides them by the loss scale."""
-        from harness.detectors.sampling import gradient_scale
+        from harness.detectors.steps import gradient_scale
 
         divisor = gradient_scale(self.owner)
         return {

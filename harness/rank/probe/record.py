@@ -34,7 +34,7 @@ class Record:
         self.seen.append([])
         self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
         self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": 0.0, "draws": False, "stops": False}
+        self.now |= {"coarse": 0.0, "draws": False, "stops": False, "modes": set()}
         self.now |= {"cleared": {}, "unused": set(), "left": 0.0, "scale": 0.0, "rates": set()}
         self._trained: dict[str, int] = {}
         """The lengths of the step's lists after the last backward that left gradients."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import FrameType
@@ -39,6 +40,13 @@ SEVERAL = 3
 
 LONGEST = 1000
 """How many entries of a saved sequence are searched."""
+
+PLAIN = (int, float, str)
+"""What holds no tensors, and may be there a million times."""
+
+MOST = 1000
+"""How many modules, sequences and mappings of a saved object are searched: a list of lists may have
+a million."""
 
 NEVER_UPDATED = (
     "although {} steps have moved the model: is it never updated? No fault if that begins later"
@@ -124,7 +132,7 @@ class Saves:
 
     def _has_beginning(self, module: Any) -> bool:
         """Whether a copy of the model has the weights before the first step."""
-        weights = _matching(_parameters(module), self._last)
+        weights = _matching(_parameters(module), self._last) if self._last else {}
         return bool(weights) and self._is_of_beginning(weights)
 
     def _before_step(self, event: events.Gradients) -> None:
@@ -185,31 +193,32 @@ def _are_equal(tensor: Any, other: Any) -> bool:
 WHOLE = "the file"
 
 
-def _mappings(
-    value: Any, trained: Weights, where: str = "", depth: int = DEEP
-) -> Iterator[tuple[str, Weights]]:
+def _mappings(value: Any, trained: Weights) -> Iterator[tuple[str, Weights]]:
     """The mappings in a saved object that have tensors, with their places: also modules, and lists
-    with a tensor for each that is trained, as averages keep them."""
+    with a tensor for each that is trained, as averages keep them. The outer ones come first."""
     import torch
 
-    if not depth:
-        return
-    if isinstance(value, torch.nn.Module):
-        yield where or WHOLE, _parameters(value)
-    elif isinstance(value, (list, tuple)):
-        entries = list(islice(value, LONGEST))
-        if len(entries) == len(trained) and all(isinstance(e, torch.Tensor) for e in entries):
-            yield where or WHOLE, dict(zip(trained, entries, strict=True))
+    waiting = deque([("", value, 0)])
+    for _ in range(MOST):
+        if not waiting:
             return
-        for number, entry in enumerate(entries):
-            yield from _mappings(entry, trained, f"{where}.{number}".strip("."), depth - 1)
-    elif isinstance(value, Mapping):
-        names = [name for name in value if isinstance(name, str)]
-        tensors = {plain(n): value[n] for n in names if isinstance(value[n], torch.Tensor)}
-        if tensors:
-            yield where or WHOLE, tensors
-        for name in names:
-            yield from _mappings(value[name], trained, f"{where}.{name}".strip("."), depth - 1)
+        where, value, depth = waiting.popleft()
+        parts: list[tuple[str, Any]] = []
+        if isinstance(value, torch.nn.Module):
+            yield where or WHOLE, _parameters(value)
+        elif isinstance(value, (list, tuple)):
+            entries = list(islice(value, LONGEST))
+            if len(entries) == len(trained) and all(isinstance(e, torch.Tensor) for e in entries):
+                yield where or WHOLE, dict(zip(trained, entries, strict=True))
+            else:
+                parts = [(str(n), e) for n, e in enumerate(entries) if not isinstance(e, PLAIN)]
+        elif isinstance(value, Mapping):
+            parts = [(name, entry) for name, entry in value.items() if isinstance(name, str)]
+            tensors = {plain(n): entry for n, entry in parts if isinstance(entry, torch.Tensor)}
+            if tensors:
+                yield where or WHOLE, tensors
+        if depth + 1 < DEEP and len(waiting) < MOST:
+            waiting += [(f"{where}.{name}".strip("."), part, depth + 1) for name, part in parts]
 
 
 def _parameters(module: Any) -> Weights:

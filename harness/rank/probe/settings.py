@@ -30,7 +30,8 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
     rates = {*step["rates"], *(p.p for p in parts if "Dropout" in type(p).__name__ and _rate(p))}
     words = {
         **_by_group(groups),
-        "the norm to which clip_grad_norm_ clips": _norm(step["clips"]),
+        "the norm to which clip_grad_norm_ clips": _limit(step["clips"], by_value=False),
+        "the value to which clip_grad_value_ clips": _limit(step["clips"], by_value=True),
         "the first loss scale": f"{step['scale']:g}" if step["scale"] else "1 (no scaler)",
         "dropout": ", ".join(f"{rate:g}" for rate in sorted(rates)) or "0",
         "the type of the parameters": _counted(
@@ -78,9 +79,10 @@ def _in_words(values: Counter[str]) -> str:
     return ", ".join(f"{v} for {count(n, 'parameter')}" for v, n in sorted(values.items()))
 
 
-def _norm(clips: Sequence[tuple[float, float]]) -> str:
-    """The norm of the first clipping; it clips nothing if that is infinite."""
-    return f"{clips[0][0]:g}" if clips and math.isfinite(clips[0][0]) else "none"
+def _limit(clips: Sequence[tuple[float, float, bool]], by_value: bool) -> str:
+    """The norm or value of the first clipping; it clips nothing if that is infinite."""
+    limit = next((limit for limit, _, is_value in clips if is_value == by_value), math.inf)
+    return f"{limit:g}" if math.isfinite(limit) else "none"
 
 
 def _rate(part: Any) -> bool:

@@ -162,6 +162,8 @@ class Watch:
     def _before_step(self, event: events.Step) -> None:
         if self.engine is not None:
             return
+        if not self.record.is_open():
+            self.optimizers.pass_by(event.owner)
         self._end_if_done()
         if not self.record.is_open():
             return
@@ -305,7 +307,8 @@ class Watch:
         if self._saved_late:
             self._saved_late = False
             return
-        self.done()
+        if self.assignment.saves or not self.optimizers.awaits():
+            self.done()
 
 
 def _releases() -> dict[str, str]:

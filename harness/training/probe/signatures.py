@@ -44,6 +44,7 @@ SUSPECT = (
     optimizers.UNHELD,
     optimizers.UNSTEPPED,
     plausibility.CLIPPED,
+    plausibility.IN_EVALUATION,
     plausibility.LOST,
     plausibility.SAME_ORDER,
     plausibility.ALONG,

@@ -26,6 +26,7 @@ from harness.training.probe.runner import Run, Step
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
+IN_EVALUATION = "the model is trained in evaluation mode"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
 OUTSIDE = "weights change outside of optimizer.step"
@@ -54,6 +55,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from note_on_unheld(steps[0])
     yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
+    yield from _left_in_evaluation(steps)
     yield from _jump([step["lr"][0] for step in steps if step["number"] == steps[0]["number"]])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
@@ -112,10 +114,23 @@ def _outside(steps: Sequence[Step]) -> Iterator[str]:
 def _clipped_scaled(step: Step) -> Iterator[str]:
     """Clipping before the scaler of the loss has divided the gradients."""
     if scale := step.get("clipped_scaled"):
-        ((most, saw), *_) = step["clips"]
+        ((most, saw, by_value), *_) = step["clips"]
+        left = f"values up to {most / scale:.2g}" if by_value else f"{most / scale:.2g} of it"
         yield (
             f"{CLIPPED} {saw:.4g}, which a scaler still multiplied by {scale:.4g}, and "
-            f"left {most / scale:.2g} of it: call scaler.unscale_(optimizer) before"
+            f"left {left}: call scaler.unscale_(optimizer) before"
+        )
+
+
+def _left_in_evaluation(steps: Sequence[Step]) -> Iterator[str]:
+    """A model whose dropout and batch norms are in training mode in the first step, and in none of
+    the calls that train a later one."""
+    number = next((n for n, step in enumerate(steps) if step.get("modes") == {False}), 0)
+    if number and steps[0].get("modes") == {True}:
+        yield (
+            f"{IN_EVALUATION} from step {number + 1} on, without dropout and with the averages of "
+            "batch norms: is model.train() missing after an evaluation? Without training mode, "
+            "probe does not see which rows the model is given"
         )
 
 

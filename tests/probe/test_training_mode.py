@@ -1,0 +1,91 @@
+"""An evaluation leaves the model in its mode: all layouts are then trained without dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.training.probe.compare.plausibility import IN_EVALUATION
+from harness.training.probe.layouts import RANKS, Settings
+from tests.probe.probing import Probing, first_broken, refused
+
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+data, labels = torch.randn(96, 4), torch.randn(96, 1)
+model = nn.Sequential(nn.Linear(4, 8), LAYER, nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+run, rows = nn.parallel.DistributedDataParallel(model), int(sys.argv[1])
+
+
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        return model(data[:8]).mean()
+
+
+def attack(x):  # as adversarial training does: the gradient of the input, in evaluation mode
+    model.eval()
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).square().mean(), x)
+    model.train()
+    return (x + 0.01 * gradient.sign()).detach()
+
+
+for step in range(6):
+    start = (step * world + rank) * rows
+    x, y = data[start :][:rows], labels[start :][:rows]
+    BEFORE
+    model.zero_grad()
+    nn.functional.mse_loss(run(x), y).backward()
+    optimizer.step()
+    AFTER
+"""
+
+
+def notes(probing: Probing, folder: Path, layer: str, before: str, after: str) -> list[str]:
+    text = SCRIPT.replace("LAYER", layer).replace("BEFORE", before).replace("AFTER", after)
+    (folder / "train.py").write_text(text)
+    answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    assert not refused(answers)
+    assert first_broken(answers) == {}
+    return [note for note in answers.notes if note.startswith(IN_EVALUATION)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "after"),
+    [
+        ("nn.Dropout(0.1)", "evaluate(run)"),
+        ("nn.Dropout(0.1)", "evaluate(model)"),  # the wrapper stays in training mode
+        ("nn.BatchNorm1d(8).eval()", "evaluate(run)"),
+    ],
+)
+def test_a_model_that_is_left_in_evaluation_mode_is_noted(
+    probing: Probing, tmp_path: Path, layer: str, after: str
+) -> None:
+    found = notes(probing, tmp_path, layer, "", after)
+    assert len(found) == ("Norm" not in layer)
+    assert all("from step 2 on" in note for note in found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "before", "after"),
+    [
+        ("nn.Dropout(0.1)", "model.train()", "evaluate(run)"),
+        ("nn.Dropout(0.1)", "", "evaluate(run); run.train()"),
+        ("nn.Dropout(0.1)", "x = attack(x)", ""),
+        ("nn.Dropout(0.1)", "run.train(); loss = run(x).mean()", "model.eval(); model(x)"),
+        ("nn.Tanh()", "", "evaluate(run)"),  # nothing in it has a mode
+    ],
+)
+def test_a_model_that_is_trained_in_training_mode_is_right(
+    probing: Probing, tmp_path: Path, layer: str, before: str, after: str
+) -> None:
+    assert notes(probing, tmp_path, layer, before, after) == []
