@@ -37,7 +37,14 @@ SCENARIO = api.Scenario(
     "own",
     trigger="DPOTrainer with use_liger_kernel, and DDP on several ranks",
     remedy="train without use_liger_kernel, or with FSDP",
-    pins={"trl": "1.13.0", "liger-kernel": "0.8.2"},
+    pins={"trl": "1.13.0"},
+    companions=(
+        api.Companion(
+            "trl>=0.16",
+            {"liger-kernel": "0.8.2"},
+            "trl needs it only with this setting; 1.13 demands at least this release",
+        ),
+    ),
     harm="ruins training",
     visibility="silent",
     settings={
