@@ -25,6 +25,8 @@ class Handler(BaseHTTPRequestHandler):
     requests: ClassVar[list[str]] = []
     slow: ClassVar[float] = 0.0
     """Seconds that a response takes."""
+    dripping: ClassVar[float] = 0.0
+    """Seconds between a space and the next one, which come before the page."""
 
     def do_GET(self) -> None:
         self.requests.append(self.path)
@@ -34,6 +36,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(page if isinstance(page, int) else 200)
         self.send_header("Content-Type", FORM)
         self.end_headers()
+        for _ in range(20 if self.dripping else 0):
+            self.wfile.write(b" ")
+            time.sleep(self.dripping)
         self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -47,7 +47,7 @@ def read(file: Path | None) -> dict[str, Acceptance]:
 
     Raises UserError for a file that cannot be read, and for an entry that is not valid.
     """
-    for path in (file,) if file else (Path(FILE), Path(PROJECT)):
+    for path in files(file):
         if file or os.path.isfile(path):
             document = _document(path)
             if path.name == PROJECT:
@@ -55,6 +55,11 @@ def read(file: Path | None) -> dict[str, Acceptance]:
             if document or path.name != PROJECT:
                 return _by_bug(_entries(document, path), path)
     return {}
+
+
+def files(file: Path | None) -> Sequence[Path]:
+    """The files that may list accepted bugs."""
+    return (file,) if file else (Path(FILE), Path(PROJECT))
 
 
 def _document(path: Path) -> dict[str, Any]:

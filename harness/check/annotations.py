@@ -9,6 +9,7 @@ from harness.check.bug_status import THERE
 from harness.check.check_report import Report, level, sentences, status_in_words
 from harness.check.places import Place, Places
 from harness.check.synonyms import named_in
+from harness.system.text import harmless
 
 COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 """GitHub's commands for the levels of bugs."""
@@ -44,4 +45,4 @@ def _escaped(text: str, specials: str = "") -> str:
     """Escape a text for GitHub's workflow commands."""
     for character in "%\r\n" + specials:
         text = text.replace(character, f"%{ord(character):02X}")
-    return text.replace("##[", "## [")  # a command wherever it stands
+    return harmless(text)

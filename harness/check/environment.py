@@ -61,6 +61,8 @@ class Environment:
     """The first file that was read, if it is one."""
     lines: Mapping[str, str] = field(default_factory=dict)
     """Where files name packages: ``requirements.txt, line 3``."""
+    files: frozenset[Path] = frozenset()
+    """All files that were read."""
 
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
@@ -173,7 +175,10 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     others = content.direct.keys() | forked({*resolution.packages, *exact})
     unknown = {name: package for name, package in packages.items() if name in others}
     notes = [*_of_unknown_origin(unknown), *remarks, *notes]
-    return Environment(packages, where, complete, None, tuple(notes), first_file, content.lines)
+    read_files = content.files
+    return Environment(
+        packages, where, complete, None, tuple(notes), first_file, content.lines, read_files
+    )
 
 
 def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:

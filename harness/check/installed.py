@@ -236,9 +236,16 @@ def _tagged(name: str, repository: str, reference: str) -> str:
     return tag[1] if tag[1].count(".") > 1 or tag[1] in tested_releases(name) else ""
 
 
+GITHUB = re.compile(
+    r"(?:(?:git\+)?(?:https?|ssh|git)://)?(?:[^/@]+@)?github\.com(?::\d+)?[:/]+"
+    r"([^/]+/[^/]+?)(?:\.git)?/*"
+)
+"""A repository on GitHub itself: another host may have a folder of this name."""
+
+
 def _upstream(address: str) -> str:
     """The package whose own repository on GitHub an address is; empty for any other address."""
-    place = re.search(r"(?:^|[/@])github\.com[:/]+([^/]+/[^/]+?)(?:\.git)?/*$", address)
+    place = GITHUB.fullmatch(address)
     return UPSTREAM.get(place[1].lower(), "") if place else ""
 
 

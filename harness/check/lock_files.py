@@ -159,9 +159,10 @@ def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
     # If it is not for this Python: its markers only distinguish the Pythons that it is for.
     ours = allows_here(_text(document, "requires-python", "the lock"))
     omissions = _omissions(document)
+    reached = _reached(document) if ours else None
     yield from (Listed(name, "", LEFT_OUT) for name in omissions)
     for package, name in _packages(document):
-        if canonicalize_name(name) in omissions:
+        if canonicalize_name(name) in omissions or (reached is not None and name not in reached):
             continue
         where = f"source of {name}"
         source = as_table(package.get("source"), where)
@@ -173,6 +174,38 @@ def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
             raise ValueError(f"{where} is none of {', '.join(UV_ORIGINS)}")
         address = _text(source, "git", where)
         yield _entry(name, _text(package, "version", name), origins[0], address)
+
+
+def _reached(document: Mapping[str, Any]) -> set[str]:
+    """The packages of uv.lock that something needs here: those that no package needs, and all that
+    these need under markers that hold."""
+    needs = {name: list(_uv_needs(package, name)) for package, name in _packages(document)}
+    manifest = table_at(document, "manifest")
+    asked = _uv_edges(manifest.get("requirements"), "manifest.requirements")
+    needed = {name for those in needs.values() for name, _ in those}
+    waiting = [*(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)]
+    reached = set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [need for need, holds_here in needs.get(name, ()) if holds_here]
+    return reached
+
+
+def _uv_needs(package: Mapping[str, Any], name: str) -> Iterator[tuple[str, bool]]:
+    """What a package of uv.lock needs, also in its extras and groups, and whether it does here."""
+    yield from _uv_edges(package.get("dependencies"), f"dependencies of {name}")
+    for kind in ("optional-dependencies", "dev-dependencies"):
+        for group, entries in as_table(package.get(kind), f"{kind} of {name}").items():
+            yield from _uv_edges(entries, f"{kind}.{group} of {name}")
+
+
+def _uv_edges(entries: Any, where: str) -> Iterator[tuple[str, bool]]:
+    for entry in as_list(entries, where):
+        table = as_table(entry, f"an entry of {where}")
+        marker = _text(table, "marker", where)
+        yield as_text(table.get("name"), f"name in {where}"), not marker or _applies([marker])
 
 
 def _entry(name: str, version: str, origin: str, address: str, reference: str = "") -> Listed:

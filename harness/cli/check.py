@@ -24,9 +24,9 @@ from pathlib import Path
 
 from harness.bugs import catalog
 from harness.bugs.api.settings import Setting
+from harness.check import accepted as accepted_bugs
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
-from harness.check.accepted import read as read_accepted
 from harness.check.annotations import github_annotations
 from harness.check.bug_status import (
     BugStatus,
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         raise UserError("--as-of has an effect only with -r")
     _printed_format(options.format)  # refuses two
     models = [_model(word) for word in options.model]
-    settings, accepted = _settings(options), read_accepted(options.accepted)
+    settings, accepted = _settings(options), accepted_bugs.read(options.accepted)
     environment = _environment(options, names)
     _refuse_nothing(environment, names)
     refuse_overwriting((output.file for output in options.format), _inputs(options, environment))
@@ -196,8 +196,9 @@ def _printed_format(outputs: Iterable[ReportOutput]) -> str:
 
 def _inputs(options: argparse.Namespace, environment: Environment) -> list[Path | str | None]:
     """The files that the command reads."""
-    settings = (options.deepspeed, options.training_args, options.accelerate, options.accepted)
-    return [*(options.requirements or ()), *options.model, *settings, environment.file]
+    settings = (options.deepspeed, options.training_args, options.accelerate)
+    files = [*(options.requirements or ()), *options.model, environment.file, *environment.files]
+    return [*files, *settings, *accepted_bugs.files(options.accepted)]
 
 
 def _scenarios(words: Sequence[str]) -> list[str]:

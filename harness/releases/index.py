@@ -12,13 +12,14 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -31,10 +32,13 @@ from harness.system.errors import Fault
 from harness.system.text import warn
 
 if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage, PyPISimple
+    from pypi_simple import DistributionPackage, ProjectPage, PyPISimple
 
 PATIENCE = (5.0, 30.0)
 """Seconds to wait for a connection, and for the first byte of a response."""
+
+LIMIT = 90.0
+"""Seconds for a whole answer: a server may send a byte now and then."""
 
 TRIES = 3
 """How often to retry a connection; a request without a response is retried once."""
@@ -242,8 +246,7 @@ def waiting(event: str) -> Iterator[None]:
 
 
 def _releases(address: str | None, package: str) -> list[Release]:
-    with _one_line_errors(package), _client(address) as client:
-        page = client.get_project_page(package, timeout=PATIENCE)
+    page = _in_time(package, lambda: _page(address, package))
     files: dict[Version, list[DistributionPackage]] = {}
     for file in page.packages:
         if version := _version(file.version):
@@ -251,6 +254,34 @@ def _releases(address: str | None, package: str) -> list[Release]:
     if not files:
         raise Fault(f"the index has no release of {package}")
     return [_release(package, version, files[version]) for version in sorted(files)]
+
+
+def _page(address: str | None, package: str) -> ProjectPage:
+    with _one_line_errors(package), _client(address) as client:
+        return client.get_project_page(package, timeout=PATIENCE)
+
+
+def _in_time(package: str, read: Callable[[], ProjectPage]) -> ProjectPage:
+    """What ``read`` returns or raises. After LIMIT its thread is left alone, and ends with the
+    process."""
+    answers: Queue[ProjectPage | Exception] = Queue()
+
+    def ask() -> None:
+        try:
+            answers.put(read())
+        except Exception as error:  # raised again in the thread that waits
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=LIMIT)
+    except Empty:
+        raise NoNetwork(
+            f"the index did not send its list of {package} within {LIMIT:.0f} s"
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _release(package: str, version: Version, files: Sequence[DistributionPackage]) -> Release:

@@ -11,19 +11,20 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 LARGEST = 20_000_000
 """Characters; the largest lock files have a few million."""
 DEEPEST = 50
 """How deeply lists and tables may be inside each other."""
-ALIASES = 20
-"""How many aliases a YAML text may have: with many, a short text describes billions of values."""
+EXPANDED = 1_000_000
+"""How many more values a YAML text may describe than it has characters: with aliases, a short text
+describes billions."""
 DIGITS = 300
 """Digits of a whole number, which more than cover a float."""
 BITS = math.ceil(DIGITS * math.log2(10))
-PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 DEEP_KEY = re.compile(rf"(?<![\w-])(?:{PART}){{{DEEPEST}}}")
 """The beginning of a key in TOML with too many parts: ``a.b.c``."""
 
@@ -44,19 +45,33 @@ def yaml_of(text: str) -> Any:
 
     _refuse_large(text)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it is
-    depth = aliases = 0
     try:
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            aliases += isinstance(event, yaml.AliasEvent)
-            if depth > DEEPEST:
-                _refuse_deep()
-            if aliases > ALIASES:
-                raise ValueError(f"it has more than {ALIASES} aliases")
+        _refuse_expanding(yaml.parse(text, Loader=loader), len(text) + EXPANDED)
         return _shallow(lambda: yaml.load(text, Loader=loader))
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+    except (AttributeError, LookupError, TypeError) as error:  # of "!!int ''" and "!!bool x"
+        raise ValueError(f"a value does not fit its tag ({type(error).__name__})") from None
+
+
+def _refuse_expanding(events: Iterable[Any], most: int) -> None:
+    """Refuse YAML that is nested too deeply, or whose aliases describe too many values."""
+    sizes, total = dict[str, int](), 0
+    containers: list[tuple[str, int]] = []
+    """The anchor of each container that is open, and how many values came before it."""
+    for event in events:
+        kind = type(event).__name__
+        if kind in ("SequenceEndEvent", "MappingEndEvent"):
+            anchor, before = containers.pop()
+            sizes[anchor] = total - before
+            continue
+        if kind in ("SequenceStartEvent", "MappingStartEvent"):
+            containers.append((event.anchor, total))
+        total += sizes.get(event.anchor, 1) if kind == "AliasEvent" else 1
+        if len(containers) > DEEPEST:
+            _refuse_deep()
+        if total > most:
+            raise ValueError("its aliases describe too many values")
 
 
 def toml_of(text: str) -> dict[str, Any]:

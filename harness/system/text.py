@@ -49,9 +49,13 @@ def plain(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text without commands for a CI service: to GitHub, a line that begins with ``::`` and a
-    ``##[`` anywhere are commands, and names of files and packages are the user's."""
-    return re.sub(r"(?m)^([^\S\n]*)::", r"\1\::", text).replace("##[", "## [")
+    """The text without commands for a CI service, as names of files and packages are the user's.
+
+    To GitHub, a line that begins with ``::`` and a ``##[`` anywhere are commands, and to Azure
+    Pipelines ``##vso[`` and ``##[`` anywhere.
+    """
+    text = re.sub(r"(?m)^([^\S\n]*)::", r"\1\::", text)
+    return re.sub(r"(?i)##(?=(?:vso)?\[)", "## ", text)
 
 
 def complaint(error: BaseException) -> str:

@@ -394,7 +394,10 @@ def test_a_line_break_of_a_user_begins_no_line(
     assert not re.search(r"^::error::[bdfx]", printed.out + printed.err, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["::error::pwn.txt", "  ::error::pwn.txt", "##[error]pwn.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["::error::pwn.txt", "  ::error::pwn.txt", "##[error]pwn.txt", "##vso[task.complete]pwn.txt"],
+)
 @pytest.mark.parametrize("options", [[], ["--format", "github"], ["--long"]])
 def test_the_name_of_a_file_is_no_command_of_a_ci_service(
     name: str,
@@ -410,7 +413,9 @@ def test_the_name_of_a_file_is_no_command_of_a_ci_service(
     printed = capsys.readouterr()
     lines = (printed.out + printed.err).splitlines()
     assert any("pwn.txt" in line for line in lines)
-    assert not any(line.lstrip().startswith("::error::pwn") or "##[" in line for line in lines)
+    assert not any(
+        line.lstrip().startswith("::error::pwn") or re.search(r"##(vso)?\[", line) for line in lines
+    )
 
 
 @pytest.mark.parametrize("day", ["2025-13-45", "20250101", "tomorrow", "9999-01-01", "", "-1"])

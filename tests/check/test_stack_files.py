@@ -180,6 +180,11 @@ def manifest(overrides: str) -> str:
         ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up.git?rev=v4.40.0#a5"', "")), ONE),
         (
             "uv.lock",
+            uv(("4.40.0", 'git = "https://a.example/github.com/us/up?tag=v4.40.0#a5"', "")),
+            Installed("4.40.0", "installed from git"),
+        ),
+        (
+            "uv.lock",
             uv(("4.40.0", 'git = "https://github.com/me/up?tag=v4.40.0#a5"', "")),
             Installed("4.40.0", "installed from git"),
         ),
@@ -454,3 +459,26 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
         assert up_in(f"/dev/fd/{reading}") == ONE
     finally:
         os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("marker", "names"),
+    [("sys_platform == 'win32'", ["down"]), ("sys_platform == 'linux'", ["down", "other", "up"])],
+)
+def test_what_uv_lock_needs_only_elsewhere_is_not_there(
+    tmp_path: Path, marker: str, names: list[str]
+) -> None:
+    def package(name: str, *lines: str, source: str = INDEX) -> str:
+        head = f'[[package]]\nname = "{name}"\nversion = "1.0"\nsource = {{{source}}}\n'
+        return head + "".join(f"{line}\n" for line in lines)
+
+    needs = f'dependencies = [{{name = "up", marker = "{marker}"}}, {{name = "down"}}]'
+    (tmp_path / "uv.lock").write_text(
+        "version = 1\n"
+        + package("mine", needs, source='virtual = "."')
+        + package("up", 'dependencies = [{name = "other"}]')
+        + package("other", 'dependencies = [{name = "up"}]')
+        + package("down")
+    )
+    stack = environment.of_files([str(tmp_path / "uv.lock")], ["up", "down", "other"])
+    assert sorted(stack.packages) == names

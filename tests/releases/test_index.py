@@ -162,6 +162,16 @@ def test_waiting_for_a_slow_index_is_reported(
     assert err.count("\n") == 1
 
 
+def test_an_index_that_sends_a_byte_now_and_then_has_no_answer(
+    served: type[Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.pages["deepspeed"] = page(file("deepspeed-1.tar.gz", DAY))
+    monkeypatch.setattr(index, "LIMIT", 0.2)
+    monkeypatch.setattr(served, "dripping", 0.1)
+    assert isinstance(answer := read(), index.NoNetwork)
+    assert str(answer).startswith("the index did not send its list of deepspeed within")
+
+
 def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT"):
         monkeypatch.delenv(variable, raising=False)
