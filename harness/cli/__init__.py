@@ -11,7 +11,7 @@ import ast
 import pkgutil
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -94,3 +94,43 @@ def pin(word: str, sign: str = "=", like: str = "pins.deepspeed=0.15.4") -> tupl
     if not (NAME.fullmatch(name) and VERSIONS.fullmatch(version)):
         raise UserError(f"'{word}' is no pin: write one like {like}")
     return name, version
+
+
+def pins_of(words: Sequence[str], sign: str, like: str) -> dict[str, str]:
+    """The version of each package that words pin; raises UserError for a package that is pinned
+    twice, as only one of the two versions could count."""
+    chosen = dict[str, str]()
+    word_of = dict[str, str]()
+    for word in words:
+        name, version = pin(word, sign, like)
+        refuse_twice(word_of, name, word)
+        chosen[name] = version
+    return chosen
+
+
+def refuse_twice(word_of: dict[str, str], name: str, word: str) -> None:
+    """Note the word that pins a package; raises UserError if another word pins it already."""
+    from packaging.utils import canonicalize_name
+
+    before = word_of.setdefault(package := canonicalize_name(name), word)
+    if before is not word:
+        raise UserError(f"{package} is pinned twice, {before} and {word}: leave one out")
+
+
+def refuse_unread(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    read: Iterable[str],
+    clause: str,
+    words: Sequence[str] = (),
+) -> None:
+    """Raise UserError for the first of ``words`` and for an option that is set and not ``read``:
+    its user would believe that it had an effect. ``clause`` says when: ``with --list``."""
+    flags = [
+        action.option_strings[-1]
+        for action in parser._actions
+        if action.option_strings and action.dest not in read
+        if getattr(options, action.dest, action.default) != action.default
+    ]
+    for name in (*words, *flags):
+        raise UserError(f"{name} has no effect {clause}: leave it out")

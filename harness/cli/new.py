@@ -13,15 +13,17 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
+
+from packaging.utils import canonicalize_name, canonicalize_version
 
 import scenarios
 from harness.bugs import catalog
 from harness.bugs import pins as upstream
 from harness.bugs.pins import Stack
-from harness.cli import Arguments, pages, pin
+from harness.cli import Arguments, pages, pin, pins_of
 from harness.cli._demands import UNFINISHED
 from harness.releases import overlay, releases
 from harness.system.errors import ExitCode, UserError
@@ -151,9 +153,13 @@ def main(arguments: list[str]) -> int:
     if options.fixed and not options.buggy:
         raise UserError("--fixed needs --buggy: name the package there, as in accelerate==0.29.3")
     words = [*([options.buggy] if options.buggy else []), *options.pin]
-    chosen = dict(pin(word, "==", "deepspeed==0.19.8") for word in words)
+    chosen = pins_of(words, "==", "deepspeed==0.19.8")
     if options.fixed:
         pin(f"fixed=={options.fixed}", "==", "--fixed 0.19.8")
+        if canonicalize_version(options.fixed) == canonicalize_version(next(iter(chosen.values()))):
+            raise UserError(
+                f"--fixed {options.fixed} is the release of --buggy {options.buggy}: name another"
+            )
     new(options.name, chosen, options.fixed, options.like)
     return ExitCode.AS_EXPECTED
 
@@ -166,7 +172,7 @@ def new(
     ``chosen`` are the pins, the package with the bug first; ``fixed`` is another release of that.
     Raises UserError for a name in use, and for a release that does not exist.
     """
-    _refuse_name(name)
+    _refuse_name(name, chosen)
     subject = next(iter(chosen), None)
     for package, version in [*chosen.items(), *([(subject, fixed)] if subject and fixed else [])]:
         releases.released(package, version, cache_folder())  # raises if there is none
@@ -188,7 +194,7 @@ def new(
     )
 
 
-def _refuse_name(name: str) -> None:
+def _refuse_name(name: str, chosen: Iterable[str]) -> None:
     plain = name.isidentifier() and name == name.lower() and not name.startswith("_")
     if not plain or keyword.iskeyword(name):
         raise UserError(f"'{name}' is no name for a scenario: write one like bf16_clip")
@@ -196,6 +202,9 @@ def _refuse_name(name: str) -> None:
         raise UserError(f"the scenario '{name}' exists already: choose another name")
     if name == catalog.ALL:
         raise UserError("'all' means every scenario: choose another name")
+    packages = {*catalog.subjects(), *catalog.upstreams(), *chosen}
+    if name in {canonicalize_name(package).replace("-", "_") for package in packages}:
+        raise UserError(f"'{name}' is a package: choose another name")
 
 
 def parent_folder() -> Path:

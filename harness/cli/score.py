@@ -37,7 +37,7 @@ from pathlib import Path
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY, HARMS
-from harness.cli import Arguments
+from harness.cli import Arguments, refuse_unread
 from harness.cli._values import output_file, refuse_overwriting
 from harness.run import command_line
 from harness.run.run_config import DetectorConfig
@@ -54,9 +54,15 @@ STYLES = {Detection.DETECTED: "green", Detection.FALSE_ALARM: "red", Detection.D
 
 
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
     overrides = [word for word in options.words if "=" in word]
     words = [word for word in options.words if "=" not in word]
+    if options.list:
+        unread = [word for word in options.words if not word.startswith("scenario=")]
+        refuse_unread(parser, options, ("list",), "with --list", unread)
+    if options.cost:
+        refuse_unread(parser, options, ("cost",), "with --cost", overrides)
     names, seeds, others = _chosen(overrides)
     if options.list:
         _print_scenarios(names)
@@ -100,10 +106,11 @@ def exit_code(scores: Sequence[Score]) -> int:
 def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument("words", nargs="*", metavar="DETECTOR|KEY=VALUE")
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--list", action="store_true", help="the scenarios, and what there is to see"
     )
-    parser.add_argument(
+    kinds.add_argument(
         "--cost", action="store_true", help="measure the time of a step instead, on 34 M parameters"
     )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")

@@ -29,7 +29,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from harness.bugs import catalog
-from harness.cli import Arguments, models
+from harness.cli import Arguments, models, refuse_unread
 from harness.cli._values import (
     file_in_a_folder,
     output_file,
@@ -70,6 +70,10 @@ KEYS = (
 )
 """The possible overrides. With others, nightlies could not be compared."""
 
+OF_A_HUNT = ("hunt", "as_of", "summary", "json", "budget")
+OF_A_NIGHTLY = ("history", "as_of", "summary", "junitxml", "json", "confirm", "source")
+"""The options that each reads; both have overrides."""
+
 CONFIRMED = 5
 """How many recorded results a nightly runs again."""
 
@@ -104,14 +108,21 @@ def main(arguments: list[str]) -> int:
         metavar="NAME=FOLDER@REF",
         help="also test this checkout of a package; repeatable",
     )
-    parser.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
+    kinds.add_argument(
         "--models", action="store_true", help="ask the models of the newest releases"
     )
     parser.add_argument(
         "--budget", type=seconds, default=float("inf"), help="seconds of a hunt (default: no limit)"
     )
     options = parser.parse_intermixed_args(arguments)
+    if options.hunt:
+        refuse_unread(parser, options, OF_A_HUNT, "with --hunt")
+    elif options.models:
+        refuse_unread(parser, options, ("models", "json"), "with --models", options.overrides)
+    else:
+        refuse_unread(parser, options, OF_A_NIGHTLY, "without --hunt")
     refuse_overwriting((options.summary, options.junitxml, options.json, options.history))
     if options.hunt:
         return _hunt(options)
@@ -171,7 +182,9 @@ def _source(word: str) -> Source:
 
 def _hunt(options: argparse.Namespace) -> int:
     """Probe our loops on the newest releases of a day; return the exit code."""
-    (day,) = days_of(options.as_of) if options.as_of else [today()]
+    day, *others = days_of(options.as_of) if options.as_of is not None else [today()]
+    if others:
+        raise UserError(f"--hunt takes one day: --as-of {day}")
     stacks = _stacks(options.overrides)
     refuse_without_torch("watch --hunt")
     console, hunts = terminal(), []

@@ -45,12 +45,15 @@ def train(
     token's place in the pack and the number of each token's row, both [tokens].
     ``ones`` passes a mask of ones with the packed rows.
     """
+    import copy
+
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from transformers import DataCollatorWithFlattening
 
     dist.init_process_group(ctx.lane.backend)
+    beside = copy.deepcopy(model)  # what watches the training must see no other forward passes
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     collate = DataCollatorWithFlattening()
@@ -64,9 +67,11 @@ def train(
     rows = rows.to(ctx.device)
     at = torch.arange(len(rows), device=ctx.device)
     for step in api.each(ctx.params.steps):
-        expected = features.of_losses(model, [_apart(model, rows, ctx.device) for rows in packs])
+        beside.load_state_dict(model.state_dict())
+        expected = features.of_losses(beside, [_apart(beside, rows, ctx.device) for rows in packs])
         unlike = {"attention_mask": masks(at, rows)}
-        documented = features.of_losses(model, [model(**together(r), **unlike).loss for r in packs])
+        faulty = [beside(**together(pack), **unlike).loss for pack in packs]
+        documented = features.of_losses(beside, faulty)
         mask = {"attention_mask": torch.ones_like(at)[None]} if ones else {}
         loss = ddp(**together(packs[ctx.rank]), **mask).loss
         loss.backward()

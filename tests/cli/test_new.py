@@ -91,6 +91,15 @@ def test_one_like_another_has_its_code_and_these_releases(scenario_folder: Path)
     [
         (["bf16_clip"], "the scenario 'bf16_clip' exists already"),
         (["all"], "'all' means every scenario"),
+        (["torch"], "'torch' is a package: choose another name"),
+        (["megatron_core"], "'megatron_core' is a package: choose another name"),
+        (["made_up", "--buggy", "made-up==1.0"], "'made_up' is a package"),
+        (["my_bug", "--buggy", "made-up==1.0", "--fixed", "1.0"], "--fixed 1.0 is the release of"),
+        (["my_bug", "--buggy", "made-up==1.0", "--fixed", "1.0.0"], "--fixed 1.0.0 is the release"),
+        (
+            ["my_bug", "--buggy", "made-up==1.0", "--pin", "Made_Up==1.1"],
+            "made-up is pinned twice, made-up==1.0 and Made_Up==1.1: leave one out",
+        ),
         (["My-Bug"], "'My-Bug' is no name for a scenario: write one like bf16_clip"),
         (["class"], "'class' is no name"),
         (["my_bug", "--buggy", "deepspeed"], "'deepspeed' is no pin"),

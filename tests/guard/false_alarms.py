@@ -26,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from harness.rank.probe.script_shims import SHIMMED
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder, own_folder
 from harness.system.text import markdown_table
@@ -33,7 +34,7 @@ from harness.training.probe import loops
 from harness.training.probe.prober import Loop
 from tests.guard import right
 from tests.guard.test_trainings import RIGHT, RIGHT_SLOW
-from tests.probe.false_alarms import KINDS, newest_site, turns
+from tests.probe.false_alarms import KINDS, Kind, newest_site, turns
 
 TINY = {"tiny trainings": (*RIGHT, *RIGHT_SLOW), "right loops": tuple(right.LOOPS)}
 SCRIPTS = [kind for kind in KINDS if kind.script != "lightning_module.py"]
@@ -108,12 +109,13 @@ def server(site: Path | None) -> Iterator[Server]:
         process.stdin.close()
 
 
-def request_of(loop: Loop, seed: int) -> dict[str, Any]:
+def request_of(kind: Kind, loop: Loop, seed: int) -> dict[str, Any]:
     """The request that runs a loop as ``probe`` does on all its ranks."""
     parts = loop.k * (1 if loops.USUAL[loop.script].same_rows else loop.ranks)
     values = {"rows": loop.rows // parts, "k": loop.k, "ranks": loop.ranks}
     words = loop.target().filled(values, f"--seed {seed}")
-    return {"script": loops.script(loop.script), "arguments": words, "ranks": loop.ranks}
+    request = {"script": loops.script(loop.script), "arguments": words, "ranks": loop.ranks}
+    return {**request, "shims": [one for one in SHIMMED.values() if one in kind.packages]}
 
 
 def main() -> int:
@@ -150,7 +152,7 @@ def main() -> int:
             seed = options.seed + number
             name = f"{loop.name} --seed {seed} (ranks {loop.ranks}, k {loop.k})"
             tally = tallies.setdefault(kind.name, Tally())
-            with_packages.run(request_of(loop, seed), tally, name)
+            with_packages.run(request_of(kind, loop, seed), tally, name)
             _write(options.json, tallies)
     print(table(tallies))
     return int(any(tally.alarms or tally.failed for tally in tallies.values()))

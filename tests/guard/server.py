@@ -26,6 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from harness.rank import guard
 from harness.rank.guard import budget
 from harness.rank.guard.settings import Settings
+from harness.rank.probe import script_shims
 from tests.guard import harms, right, trainings
 
 LIMIT = 90.0
@@ -83,6 +84,8 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # it is there already
         os.chdir(folder)
+        if request.get("shims"):
+            script_shims.install(request["shims"], "cpu")
         sys.argv = [request["script"], *request["arguments"]]
         runpy.run_path(request["script"], run_name="__main__")
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from harness.rank.cuda_on_cpu import devices, nccl, streams
+from harness.rank.cuda_on_cpu import devices, nccl, norms, streams
 from harness.rank.cuda_on_cpu.devices import CPU, CUDA, Count
 from harness.rank.replacement import Substitute
 
@@ -60,6 +60,8 @@ VALUES = {
 FACTORIES = tuple(f"torch.{name}" for name in ("tensor", "zeros", "ones", "empty", "full", "rand"))
 """The functions that upstreams call with the name of a CUDA device."""
 
+DDP = "torch.nn.parallel.DistributedDataParallel"
+
 FUNCTIONS: dict[str, Substitute] = {
     **{name: returns(name, None) for name in WAITS},
     **{name: returns(name, value) for name, value in VALUES.items()},
@@ -94,7 +96,9 @@ FUNCTIONS: dict[str, Substitute] = {
     "torch.distributed.new_group": nccl.with_gloo(2),
     "torch.distributed.barrier": nccl.barrier,
     "torch.distributed.Work.get_future": nccl.get_future,
-    "torch.nn.parallel.DistributedDataParallel.__init__": nccl.without_gpus,
+    f"{DDP}.__init__": nccl.without_gpus,
+    f"{DDP}._passing_sync_batchnorm_handle": lambda *_: None,  # it refuses SyncBatchNorm on a CPU
+    "torch.nn.SyncBatchNorm.forward": norms.synchronized,
 }
 
 CLASSES: dict[str, Callable[[Count], type]] = {
