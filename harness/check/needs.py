@@ -52,12 +52,10 @@ NEEDS = {
 be resolved. Any release of the last two years needs these."""
 
 NEEDS_ONE_RELEASE = {
-    "bitsandbytes": ("torch",),
     "sglang": ("torch", "transformers"),
     "torchaudio": ("torch",),
     "torchvision": ("torch",),
     "unsloth": ("accelerate", "datasets", "peft", "torch", "transformers", "trl"),
-    "verl": ("accelerate", "datasets", "peft", "torch", "transformers"),
     "vllm": ("torch", "transformers"),
     "xformers": ("torch",),
 }

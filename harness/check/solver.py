@@ -98,6 +98,8 @@ class _Task:
     python_is_settled: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
     """What needs an omission."""
+    elsewhere: set[str] = field(default_factory=set)
+    """The omissions to which a constraint gives an address, and that another package needs."""
     contradictions: dict[str, Contradiction] = field(default_factory=dict)
     """By the package of which no release meets all that is required."""
 
@@ -138,6 +140,15 @@ class _Task:
             sources = {one.name for one, answer in zip(searches, answers, strict=True) if answer}
         self.sources |= sources
         return bool(sources)
+
+    def leave_to_constraints(self, versions: Mapping[str, str]) -> bool:
+        """Leave out the packages that are needed and to which only a constraint gives an address:
+        nobody knows what they need there. Whether there are any."""
+        direct = {name for name, package in self.content.direct.items() if not package.version}
+        names = (direct & versions.keys()) - self.content.versions.keys() - self.omissions
+        self.elsewhere |= names
+        self.omissions |= names
+        return bool(names)
 
     def prefer_wheels(self, errors: str) -> bool:
         """Let uv choose the wheels of packages that have no release as source; whether there are
@@ -370,6 +381,8 @@ def choose_versions(
         if task.build(log, our_packages):
             continue
         if versions is not None:
+            if task.leave_to_constraints(versions):
+                continue
             return _solution(task, versions, our_packages)
         if task.prefer_wheels(errors):
             continue
@@ -410,14 +423,17 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         for name, reason in task.reasons.items()
         if name in our_packages and name not in task.content.versions
     }
-    direct = {n: one.origin for n, one in task.content.direct.items() if not one.version}
-    # A constraint has its address. uv chose a release all the same, so something needs it.
-    for name in sorted({*our_packages} & direct.keys() & versions.keys()):
-        unknown[name] = f"another package needs it, and a constraint names {direct[name]}"
-        del versions[name]
-    omitted = sorted(task.omissions & task.required.keys() & needs.NEEDS_ONE_RELEASE.keys())
-    named = {*versions, *unknown, *task.content.versions}
-    unknown |= needs.unknown_needs(omitted, our_packages, named, "was left out")
+    for name in task.elsewhere.intersection(our_packages):
+        origin = task.content.direct[name].origin
+        unknown[name] = f"another package needs it, and a constraint names {origin}"
+    omitted = (task.omissions & task.required.keys()) | task.elsewhere
+    demanding = sorted(omitted & needs.NEEDS_ONE_RELEASE.keys())
+    named = {*unknown, *task.content.versions}
+    unknown |= needs.unknown_needs(demanding, our_packages, named, "was left out")
+    others = sorted(task.elsewhere - needs.NEEDS_ONE_RELEASE.keys())
+    named |= {*unknown, *versions}
+    unknown |= needs.unknown_needs(others, our_packages, named, "was left out")
+    versions = {n: version for n, version in versions.items() if n not in unknown}
     if not task.sources:
         lacking = {*our_packages}.intersection(source_only.FREQUENT) - task.content.versions.keys()
         unknown |= dict.fromkeys(sorted(lacking), NOT_LOOKED_UP)
@@ -460,7 +476,7 @@ def _omission_notes(task: _Task) -> Iterator[str]:
         yield f"there {when}, so what it needs was not looked up: {short(requirements, LONGEST)}"
     without_wheel = omissions - {*without_release} - needs.NEEDS.keys() - content.projects
     without_wheel -= content.overrides.keys()
-    elsewhere = without_wheel & content.direct.keys()
+    elsewhere = (without_wheel & content.direct.keys()) | task.elsewhere
     without_wheel -= elsewhere
     if elsewhere:
         listing = short(", ".join(sorted(elsewhere)), LONGEST)

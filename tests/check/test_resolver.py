@@ -317,11 +317,42 @@ def test_what_an_omission_needs_in_one_release_is_unknown(
     published: type[Handler], tmp_path: Path
 ) -> None:
     published.pages["vllm"] = page(file_of("vllm-1.0-cp38-cp38-win32.whl", "2023-01-01T00:00:00"))
+    publish(published, "torch", "2.13.0", day="2024-01-01")
+    publish(published, "peft", "0.1", "torch", day="2024-01-01")
     file = tmp_path / "requirements.txt"
-    file.write_text("up==1.0\nvllm==1.0\n")
-    stack = environment.of_files([str(file)], ["up", "torch"])
-    assert releases(stack) == {"up": "1.0", "torch": ""}, stack
+    file.write_text("peft==0.1\nvllm==1.0\n")
+    stack = environment.of_files([str(file)], ["peft", "torch"])
+    assert releases(stack) == {"peft": "0.1", "torch": ""}, stack
     assert stack.packages["torch"].origin == "vllm needs it, and vllm was left out"
+
+
+def test_what_the_release_of_another_address_needs_is_not_taken_for_it(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    """uv looks at a release of the index, which a constraint replaces."""
+    publish(published, "down", "1.9", "deep>=2", day="2024-01-01")
+    publish(published, "deep", "2.0", day="2024-01-01")
+    publish(published, "torch", "2.13.0", day="2024-01-01")
+    publish(published, "vllm", "2.0", "torch==2.13.0", day="2024-01-01")
+    publish(published, "serve", "1.0", "vllm", "down", day="2024-01-01")
+    publish(published, "deepspeed", "0.1", day="2024-01-01")
+    publish(published, "more", "1.0", "deepspeed", day="2024-01-01")
+    (tmp_path / "c.txt").write_text("deepspeed @ file:///x\n")
+    (tmp_path / "m.txt").write_text("-c c.txt\nmore==1.0\n")
+    stack = environment.of_files([str(tmp_path / "m.txt")], ["deepspeed", "torch"])
+    assert releases(stack) == {"deepspeed": "", "torch": ""}
+    (tmp_path / "c.txt").write_text("down @ file:///x\nvllm @ git+https://a.example/x/vllm\n")
+    file = tmp_path / "requirements.txt"
+    file.write_text("-c c.txt\nserve==1.0\n")
+    stack = environment.of_files([str(file)], ["down", "deep", "torch"])
+    assert releases(stack) == {"down": "", "torch": ""}
+    (tmp_path / "c.txt").write_text("peft @ file:///x\n")
+    publish(published, "trl", "0.1", "peft", "torch", day="2024-01-01")
+    publish(published, "peft", "0.1", "torch", day="2024-01-01")
+    file.write_text("-c c.txt\ntrl==0.1\n")
+    other = environment.of_files([str(file)], ["trl", "peft", "torch"])
+    assert releases(other) == {"trl": "0.1", "peft": "", "torch": "2.13.0"}  # any torch will do
+    assert "do not come from an index: down, vllm" in " ".join(stack.notes)
 
 
 @pytest.mark.parametrize(
