@@ -93,7 +93,7 @@ def attribute(value: Any, path: str) -> Any:
         if type(value) in (dict, list, tuple):
             value = _item(value, name)
             continue
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):  # isinstance would ask a lazy object
             return _requires_grad(value) if name == "requires_grad" else MISSING
         attributes = getattr(value, "__dict__", {})
         parts = (attributes.get(kind) for kind in ("_modules", "_parameters"))

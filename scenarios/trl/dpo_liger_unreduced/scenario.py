@@ -50,9 +50,15 @@ SCENARIO = api.Scenario(
     settings={
         "ranks": api.above(1),
         "trainer": True,
-        "code": api.by_code("use_liger_kernel is on"),
+        "code": api.by_code("use_liger_kernel is on, and DDP averages the gradients"),
     },
-    seen={"trl.trainer.dpo_trainer.DPOTrainer": {"use_liger_kernel": True}},
+    seen={
+        "trl.trainer.dpo_trainer.DPOTrainer": {
+            "use_liger_kernel": True,
+            "is_deepspeed_enabled": False,
+            "is_fsdp_enabled": False,
+        }
+    },
     files=("trl/trainer/dpo_trainer.py",),
     named_by=("reference: PAR.13",),
     lanes=(api.Lane.GPU,),
