@@ -187,7 +187,6 @@ if options.resume and bug != "resume is ignored":
     torch.set_rng_state(saved["random"])
 
 
-@torch.no_grad()
 def clip() -> None:
     if options.clip:
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
@@ -195,7 +194,8 @@ def clip() -> None:
         nn.utils.clip_grad_value_(model.parameters(), clip_value=options.clip_value)
 
 
-def shrink():
+@torch.no_grad()
+def shrink() -> None:
     for parameter in model.parameters():
         parameter.mul_(0.99)
 

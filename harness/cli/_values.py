@@ -64,6 +64,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def some_of(choices: Iterable[str]) -> Callable[[str], str]:
+    """A comma-separated part of some names; their user checks each."""
+
+    def parse(text: str) -> str:
+        if not text.strip(", "):
+            raise ArgumentTypeError(f"name some of {','.join(choices)}, or leave it out")
+        return text
+
+    return parse
+
+
 STANDARD_OUTPUT = "-"
 
 

@@ -35,12 +35,13 @@ from typing import TYPE_CHECKING
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
 from harness.check.source import read_file
-from harness.cli import Arguments, patches, pin
-from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting
+from harness.cli import Arguments, patches, pins_of
+from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting, some_of
 from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
 from harness.rank.models.relations import QUESTIONS, USUAL
+from harness.system.code import refuse_without_name
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
@@ -61,8 +62,8 @@ def main(arguments: list[str]) -> int:
     arguments, changes = patches(arguments)
     options = _parser().parse_intermixed_args(arguments)
     lane = Lane(options.launch)
-    relations = _relations(options.relations, lane)
-    pins = dict(pin(word, like="transformers=5.10.1") for word in options.pins)
+    relations = _relations(options.relations or "", lane)
+    pins = pins_of(options.pins, "=", "transformers=5.10.1")
     if options.record and (changes or any(parsed(word).is_file for word in options.models)):
         raise UserError("--record keeps what releases answer: leave patches and own models out")
     if options.record and lane is Lane.GPU:
@@ -129,7 +130,9 @@ def _parser() -> Arguments:
         help="of the models that name none (default: %(default)s)",
     )
     parser.add_argument(
-        "--relations", default="", help=f"a comma-separated part of {','.join(QUESTIONS)}"
+        "--relations",
+        type=some_of(QUESTIONS),
+        help=f"a comma-separated part of {','.join(QUESTIONS)}",
     )
     parser.add_argument(
         "--pins",
@@ -219,7 +222,9 @@ def _refuse_unfit(word: Word) -> None:
         raise UserError(f"no file {file}: name a config.json, or FILE.py:FUNCTION")
     if word.is_script and not word.function.isidentifier():
         raise UserError(f"{word}: name the function that makes the model, {file}:make")
-    if not word.is_script:
+    if word.is_script:
+        refuse_without_name(file, word.function)
+    else:
         _type_in(file)
 
 
@@ -231,12 +236,15 @@ def _type(word: Word) -> str:
 def _type_in(file: Path) -> str:
     """The type of model in a config.json. Raises UserError for a file that transformers cannot read
     either, as it reads UTF-8 alone."""
-    text, model = "", None
+    text, model, why = "", None, f"{file} is no config.json of transformers: it has no model_type"
     with suppress(UserError, ValueError, AttributeError):
         text = read_file(file).text
-        model = json_of(text).get("model_type")
+        try:
+            model = json_of(text).get("model_type")
+        except json.JSONDecodeError as error:
+            why = f"{file} is not JSON: {error}"
     if not isinstance(model, str):
-        raise UserError(f"{file} is no config.json of transformers: it has no model_type")
+        raise UserError(why)
     if file.read_bytes() != text.encode():
         raise UserError(f"{file} must be in UTF-8, without a byte order mark")
     return model

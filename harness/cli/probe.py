@@ -49,7 +49,7 @@ from harness.bugs import pins
 from harness.bugs.api.spec import Lane
 from harness.bugs.lookup import why_affected
 from harness.check import environment, interpreter
-from harness.cli import NAME, Arguments, patches
+from harness.cli import NAME, Arguments, patches, refuse_twice
 from harness.cli._values import (
     STANDARD_OUTPUT,
     number,
@@ -57,12 +57,14 @@ from harness.cli._values import (
     output_file,
     refuse_overwriting,
     seconds,
+    some_of,
     whole_number,
 )
 from harness.rank.probe import constants
 from harness.releases import edits, overlay
 from harness.releases.patches import packages
 from harness.run.server_pool import Pool
+from harness.system.code import is_importable
 from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
@@ -165,7 +167,9 @@ def _parser() -> Arguments:
     option("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
     option("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
     option("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
-    option("--layouts", default="", help=f"a comma-separated part of {','.join(LAYOUTS)}")
+    option(
+        "--layouts", type=some_of(LAYOUTS), help=f"a comma-separated part of {','.join(LAYOUTS)}"
+    )
     option(
         "--set",
         action="append",
@@ -182,7 +186,7 @@ def _parser() -> Arguments:
     )
     option(
         "--relation",
-        default="",
+        type=some_of(RELATIONS),
         metavar="NAMES",
         help=f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? "
         "Without --layouts nothing else is asked",
@@ -297,6 +301,7 @@ def _is_version(word: str) -> bool:
 def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The releases of --pins, on both sides."""
     sides: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    word_of = dict[str, str]()
     for word in words:
         name, _, versions = word.partition("=")
         pair = versions.split(",")
@@ -304,6 +309,7 @@ def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
             raise UserError(f"--pins {word}: write NAME=A,B, such as transformers=4.57.6,5.24.0")
         if canonicalize_name(name) == pins.TORCH:
             raise UserError("--pins cannot change torch: use --against, with another environment")
+        refuse_twice(word_of, name, word)
         for side, version in zip(sides, (pair[0], pair[-1]), strict=True):
             side[canonicalize_name(name)] = version
     if words and sides[0] == sides[1]:
@@ -322,13 +328,13 @@ def _settings(options: argparse.Namespace) -> Settings:
         options.save,
         options.resume,
         options.same_rows,
-        tuple(filter(None, options.layouts.split(","))),
+        tuple(filter(None, (options.layouts or "").split(","))),
         options.epoch,
         options.other_seed,
         tuple(filter(None, options.without.split(","))),
         options.reference_ranks,
         options.perturb,
-        tuple(filter(None, options.relation.split(","))),
+        tuple(filter(None, (options.relation or "").split(","))),
         options.environments[1].label if options.environments[1:] else "",
         options.where,
     )
@@ -340,6 +346,9 @@ def _target(options: argparse.Namespace) -> Target:
             raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
         return step_target(options.make, options.script, options.same_rows)
     chosen = target(["-m", *options.script] if options.m else options.script)
+    ours = options.python == os.path.abspath(sys.executable) and not options.pins
+    if chosen.module and ours and not is_importable(chosen.script.partition(".")[0]):
+        raise UserError(f"there is no module {chosen.script}")
     chosen = replace(chosen, constants=_constants(options.set))
     if chosen.constants and (file := chosen.file) is not None:
         constants.changed(file.read_text(), file.name, chosen.constants)  # or raise

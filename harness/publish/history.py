@@ -169,7 +169,7 @@ class History:
         except OSError as error:
             raise Inconclusive(f"cannot read {self.file}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Inconclusive(
+            raise UserError(
                 f"{self.file} is damaged ({one_line(str(error))[:200]}) or not a history: restore "
                 "a copy of it, or name another file with --history"
             ) from None
@@ -231,6 +231,8 @@ def writing(file: Path) -> Iterator[History]:
     Raises Inconclusive if another command writes to it, and the errors of ``reading``.
     """
     refuse_without_folder(file)
+    if file.is_file():
+        History(file)  # a damaged one is refused before a lock lies beside it
     with ExitStack() as stack:
         with files.writing(file, "--history"):
             name = file.with_name(f".{file.name}.lock")
@@ -246,7 +248,7 @@ def writing(file: Path) -> Iterator[History]:
 def reading(file: Path) -> Iterator[History]:
     """Open a history for reading; another command may write to it meanwhile.
 
-    Raises UserError if the file does not exist, and Inconclusive if it is damaged or another file.
+    Raises UserError if the file does not exist, is damaged or is another file.
     """
     if not file.is_file():
         raise UserError(f"no history {file}: create one with python -m harness watch")

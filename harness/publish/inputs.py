@@ -51,14 +51,17 @@ class ShownRun:
 def folders(paths: Iterable[Path]) -> list[Path]:
     """The run folders at these paths; each path is a run folder, or contains some.
 
-    Raises UserError for a path that is not a folder.
+    Raises UserError for a path that is not a folder, or has no run.
     """
     run_folders: list[Path] = []
     for path in paths:
         if not path.is_dir():
             raise UserError(f"no folder {path}: name a folder of run folders with --runs")
         inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
-        run_folders += [folder for folder in inside if (folder / RUN_FILE).is_file()]
+        runs = [folder for folder in inside if (folder / RUN_FILE).is_file()]
+        if not runs:
+            raise UserError(f"{path} is no run folder and contains none: name one with --runs")
+        run_folders += runs
     return run_folders
 
 

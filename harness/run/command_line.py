@@ -20,7 +20,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -29,23 +29,16 @@ from harness.bugs import catalog
 from harness.bugs.api.knobs import knobs, meaning
 from harness.bugs.api.spec import RELEASED, Scenario
 from harness.releases import sources
-from harness.run.run_config import (
-    ALL,
-    AUTO,
-    LANES,
-    LOCAL,
-    SLURM,
-    RunConfig,
-    Schema,
-    read,
-    refuse_extras,
-)
+from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read, refuse_extras
 from harness.system.errors import UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import PROGRAM
 from harness.system.text import complaint
 
 CONFIGS = str(ROOT / "configs")
+OLDER_NAMES = {"launch": "lane", "+preset": "preset"}
+KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+"""What may be written for a value, by the name that OmegaConf has for its type."""
 HELP = {"--help", "-h", "--info", "-i"}
 
 
@@ -196,11 +189,14 @@ def understood(argument: str) -> str:
     """An argument as Hydra is to read it.
 
     The value of a pin is quoted, because Hydra would read 0.10 as the number 0.1. ``launch=``, the
-    older name of ``lane=``, goes on working.
+    older name of ``lane=``, goes on working, and ``+preset=``. Raises UserError for ``~KEY``, with
+    which Hydra would remove a key that we read.
     """
     key, sign, value = argument.partition("=")
-    if key == "launch":
-        return f"lane={value}"
+    if key.startswith("~") and not key.startswith("~hydra"):
+        raise UserError(f"{key}: no key can be removed: write KEY=VALUE")
+    if key in OLDER_NAMES and sign:
+        return f"{OLDER_NAMES[key]}={value}"
     if not key.lstrip("+").startswith("pins.") or not sign:
         return argument
     if sources.is_one(value):
@@ -293,7 +289,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
     if option and option[1] == "scenario":
         return catalog.unknown_scenario(option[2], ALL)
     if option:
-        return unknown(option[1], option[2], (LOCAL, SLURM) if option[1] == "on" else LANES)
+        choices = sorted(file.stem for file in Path(CONFIGS, option[1]).glob("*.yaml"))
+        return unknown(option[1], option[2], choices)
     if "You must specify 'scenario'" in text:
         return f"name a scenario: scenario=NAME, or scenario={ALL}. '{catalog.LIST}' shows them"
     word = re.search(r"parsing override '([^']+)'\s+missing EQUAL", text)
@@ -306,9 +303,27 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
     key = re.search(r"Could not override '([^']+)'", text)
     if key:
         return unknown("key", key[1], _keys(key[1], arguments))
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read: write KEY=VALUE, or KEY=\"'VALUE'\""
+    preset = re.search(r"In 'preset/(\w+)'.*full_key: ([\w.]+)", text, re.DOTALL)
+    if preset:
+        return f"preset={preset[1]} is for another scenario: this one has no {preset[2]}"
     why = str(error.__cause__ or "").partition("\n")[0]
+    merged = re.match(r"Error merging override (.+)", text)
+    if merged and (line := _mistyped(merged[1], why)):
+        return line
     line = " ".join(line.strip() for line in text.splitlines() if line.strip())
     return f"{line}: {why}" if why else line
+
+
+def _mistyped(word: str, why: str) -> str:
+    """What may be written for a value of the wrong type; empty if OmegaConf has another reason."""
+    kind = re.search(r"converted to (\w+)|not a valid (bool)", why)
+    if kind:
+        return f"{word}: write {KINDS.get(kind[1] or kind[2], kind[1] or kind[2])}"
+    if "is not Optional" in why:
+        return f"{word}: null is no value, choose one or leave this out"
+    return ""
 
 
 def _keys(path: str, arguments: Sequence[str]) -> list[str]:

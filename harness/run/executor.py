@@ -16,6 +16,7 @@ from harness.run.run_config import SLURM, RunConfig
 from harness.run.server_pool import Pool
 from harness.run.verdict_text import summary
 from harness.system.errors import ExitCode, Fault, UserError
+from harness.system.files import refuse_unless_creatable
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
@@ -49,6 +50,7 @@ def find_all(
 
         yield from cluster.find_all(configs, again=again, failed=failed, say=say)
         return
+    _refuse_unwritable_runs(configs[0])
     cache, jobs = cache_folder(), jobs or cells.room(configs[0])
 
     def find_one(index: int, stop: threading.Event, pool: Pool) -> Result | None:
@@ -77,7 +79,14 @@ def run_selected(configs: Sequence[RunConfig]) -> int:
     if configs[0].on.where == SLURM:
         ((_, ending),) = side_by_side(configs, terminal())
         return ending.result.exit_code
+    _refuse_unwritable_runs(configs[0])
     return suite.run_alone(configs[0])
+
+
+def _refuse_unwritable_runs(config: RunConfig) -> None:
+    """Raise UserError unless run folders can be made, before overlays are. On Slurm only the nodes
+    must be able to."""
+    refuse_unless_creatable(config.runs / "run", "runs=")
 
 
 def run_all(configs: Sequence[RunConfig]) -> int:
@@ -109,6 +118,7 @@ def side_by_side(
 
         yield from cluster.run_all(configs, console)
         return
+    _refuse_unwritable_runs(configs[0])
     with suite.started(configs, console) as running:
         indices = {future: index for index, future in enumerate(running)}
         for future in as_completed(running):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from harness.system.errors import UserError, unknown
 from harness.system.files import ROOT
 
 _parsing = threading.Lock()
@@ -79,3 +83,32 @@ def _has_no_effect(line: ast.stmt) -> bool:
     if isinstance(line, ast.Assign):
         return [ast.unparse(target) for target in line.targets] == ["picture"]
     return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+
+
+def refuse_without_name(file: Path, name: str) -> None:
+    """Raise UserError, with the functions of a file, if nothing in it can make a name. Its code is
+    read and not run, so a file that makes names in a way that is not to be seen is not refused."""
+    with suppress(SyntaxError, ValueError, RecursionError), _parsing:  # to be reported when it runs
+        tree = ast.parse(file.read_bytes())
+        words = {word for node in ast.walk(tree) for word in _words(node)}
+        if words.isdisjoint({name, *MAKERS}):
+            functions = [n.name for n in tree.body if isinstance(n, FUNCTIONS)]
+            raise UserError(f"{file}: {unknown('function', name, functions)}")
+
+
+MAKERS = ("*", "globals", "exec", "setattr", "vars", "__dict__", "__getattr__")
+"""What makes names that no text has."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    """The names in a node: defined, imported or used."""
+    for field in ("name", "asname", "id", "attr"):
+        if isinstance(word := getattr(node, field, None), str):
+            yield word
+
+
+def is_importable(package: str) -> bool:
+    """Whether a module or a package is beside the user or on the path. Does not import it."""
+    beside = Path(package).is_dir() or Path(f"{package}.py").is_file()
+    return beside or find_spec(package) is not None

@@ -145,16 +145,17 @@ def refuse_unless_writable(file: Path) -> None:
         raise UserError(f"cannot write {file}: {os.strerror(errno.EACCES)}; name another")
 
 
-def refuse_unless_creatable(folder: Path) -> None:
-    """Raise UserError unless a folder can be made; its parents may be missing."""
+def refuse_unless_creatable(folder: Path, way_out: str = "") -> None:
+    """Raise UserError unless a folder can be made; its parents may be missing. ``way_out`` is the
+    setting that names another one."""
     nearest = folder
     while not nearest.parent.exists():
         nearest = nearest.parent
-    _refuse_unless(Path.mkdir, Path.rmdir, nearest)
+    _refuse_unless(Path.mkdir, Path.rmdir, nearest, way_out)
 
 
 def _refuse_unless(
-    make: Callable[[Path], None], remove: Callable[[Path], None], path: Path
+    make: Callable[[Path], None], remove: Callable[[Path], None], path: Path, way_out: str = ""
 ) -> None:
     """Make something beside a path, and remove it: permissions do not decide alone, as in /proc."""
     aside = beside(path)
@@ -162,7 +163,10 @@ def _refuse_unless(
         make(aside)
         remove(aside)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; name another") from None
+        if error.errno in NO_ROOM:
+            raise unwritten(path, error, way_out or "folder") from None
+        line = f"cannot write {path}: {error.strerror}; name another {way_out}"
+        raise UserError(line.rstrip()) from None
 
 
 def sha256(path: Path) -> str:

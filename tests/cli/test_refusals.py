@@ -40,6 +40,9 @@ def _refuse(*words: object, **_: object) -> None:
         ("matrix scenario=bf16_clip --csv new --json new", "new is written for another option"),
         ("watch --json h --history h", "h is written for another option"),
         ("run --info scenario=bf16_clip", "argument --info/-i: invalid choice"),
+        ("run scenario=bf16_clip runs=/proc/x", "No such file or directory; name another runs="),
+        ("run scenario=bf16_clip,sampler_shards runs=file", "several values need --multirun"),
+        ("run scenario=deepspeed runs=file", "file/run: Not a directory; name another runs="),
         ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
         (f"probe {'a' * 5000}", "File name too long"),
         (f"guard-report {'a' * 5000}", "File name too long"),
@@ -53,6 +56,9 @@ def _refuse(*words: object, **_: object) -> None:
         ("bundle bf16_clip --out /proc/x", "cannot write /proc/x"),
         ("bundle bf16_clip --out file", "file is not an empty folder"),
         ("site --out /proc/x", "cannot write /proc/x"),
+        ("site --out s --history damaged.jsonl", "damaged.jsonl is damaged"),
+        ("site --out s --runs folder", "folder is no run folder and contains none: name one with"),
+        ("watch scenario=bf16_clip --history damaged.jsonl", "damaged.jsonl is damaged"),
         ("advisories --out /proc/x", "cannot write /proc/x"),
         ("watch --history folder", "folder is a folder: name a file"),
         ("watch --json nowhere/x", "no folder nowhere for x"),
@@ -84,6 +90,20 @@ def _refuse(*words: object, **_: object) -> None:
         ("score --cost --list samples", "argument --list: not allowed with argument --cost"),
         ("models nowhere.json", "no file nowhere.json: name a config.json"),
         ("models deep.json", "deep.json is no config.json of transformers"),
+        ("models bad.json", "bad.json is not JSON: Expecting property name enclosed in"),
+        (
+            "models typeless.json",
+            "typeless.json is no config.json of transformers: it has no model",
+        ),
+        ("models two.py:mak", "two.py: no function 'mak': did you mean make? Choices: make."),
+        ("probe --make two.py:mak", "two.py: no function 'mak': did you mean make?"),
+        ("probe -m nosuchmodule {rows}", "there is no module nosuchmodule"),
+        ("models llama --relations ", "--relations: name some of"),
+        (
+            "models llama --pins transformers=5.2.0 --pins transformers=5.3.0",
+            "transformers is pinned twice, transformers=5.2.0 and transformers=5.3.0: leave one",
+        ),
+        ("probe --pins peft=1,2 --pins Peft=3,4 two.py", "peft is pinned twice, peft=1,2 and Peft"),
         ("models llama:nope", "no head 'nope'"),
         ("models llama --json nowhere/x", "no folder nowhere for x"),
         (f"show bf16_clip {NAMED}={'1' * 5000}", "is not a version"),
@@ -112,7 +132,7 @@ def test_a_mistake_is_refused_at_once(
     (tmp_path / "file").write_text("")
     deep = "[" * 99 + "]" * 99
     for name, text in {
-        "own.py": "",
+        "own.py": "def make(): ...\n",
         "config.json": '{"model_type": "llama"}',
         "bomb.yaml": f"a0: &a0 [{'1,' * 2000}]\n"
         + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 11)),
@@ -131,11 +151,15 @@ def test_a_mistake_is_refused_at_once(
         "deep.toml": f"a = {deep}",
         "nan.json": '{"gradient_clipping": NaN}',
         "infinite.json": '{"gradient_clipping": 1e999}',
+        "damaged.jsonl": "{bad",
+        "bad.json": "{",
+        "typeless.json": "{}",
+        "two.py": "def make():\n    pass\n",
         "nan.yaml": "num_processes: .nan",
     }.items():
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.rglob("*"))
-    assert why in refused(capsys, words.split())
+    assert why in refused(capsys, words.split(" "))
     assert sorted(tmp_path.rglob("*")) == before, "something was left"
 
 

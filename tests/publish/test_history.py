@@ -49,13 +49,14 @@ def file(tmp_path: Path) -> Path:
 
 def check_refused(file: Path, error: type[Exception], message: str) -> None:
     """Neither a reader nor a writer may open this file or change it."""
-    before = file.read_bytes()
+    before, beside = file.read_bytes(), set(file.parent.iterdir())
     for opened in (reading, writing):
         with pytest.raises(error, match=message) as caught, opened(file) as history:
             history.nightlies(), history.results(), history.verdicts(), history.changes()
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < len(str(file)) + 600
     assert file.read_bytes() == before
+    assert set(file.parent.iterdir()) == beside
 
 
 def test_what_was_stored_can_be_read_again(file: Path) -> None:
@@ -207,7 +208,7 @@ def test_what_has_not_changed_is_not_written_again(file: Path) -> None:
 )
 def test_a_line_that_no_nightly_wrote_is_damage(file: Path, line: str) -> None:
     file.write_bytes(file.read_bytes() + line.encode() + b"\n")
-    check_refused(file, Inconclusive, r"h\.jsonl is damaged .*restore a copy")
+    check_refused(file, UserError, r"h\.jsonl is damaged .*restore a copy")
 
 
 def spoilt(number: int, file: Path) -> None:
@@ -241,7 +242,7 @@ def test_random_damage_is_reported_in_one_line(file: Path, tmp_path: Path) -> No
                 history.changes(), history.newest_results(SCENARIO)
             with writing(damaged) as history:
                 history.finish(begun(history), AT)
-        except Inconclusive as error:
+        except UserError as error:
             messages.append(str(error))
         except Exception as error:
             raise AssertionError(f"number {number}: {error!r}") from error
@@ -253,7 +254,7 @@ def test_random_damage_is_reported_in_one_line(file: Path, tmp_path: Path) -> No
 def test_another_file_is_not_a_history_and_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / "h.jsonl").write_text(content)
     message = r"is damaged .* or not a history: restore a copy"
-    check_refused(tmp_path / "h.jsonl", Inconclusive, message)
+    check_refused(tmp_path / "h.jsonl", UserError, message)
 
 
 def test_a_missing_history_names_the_command_that_creates_one(tmp_path: Path) -> None:

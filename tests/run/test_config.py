@@ -48,6 +48,12 @@ def test_each_lane_is_a_file_of_configs(lane: str) -> None:
     assert composed(f"lane={lane}").launch.lane == lane
 
 
+@pytest.mark.parametrize("word", ["preset", "+preset"])
+def test_a_preset_sets_parameters_of_its_scenario(word: str) -> None:
+    params = compose(["scenario=fp16_overflow", f"{word}=fp16_slow", "scenario.steps=7"]).params
+    assert (params.ramp, params.steps) == (1000, 7)
+
+
 def test_the_older_name_of_the_lane_goes_on_working() -> None:
     assert composed("launch=cpu", "launch.timeout=9").launch.lane == "cpu"
 
@@ -125,7 +131,25 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("variant=null", "no variant 'None'. Choices: buggy"),
         ("variant=[]", "variant is empty. Choices: buggy"),
         ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
-        ("scenario.steps=null", "Error merging override scenario.steps=null: field 'scenario."),
+        ("scenario.steps=null", "scenario.steps=null: null is no value, choose one"),
+        ("scenario.lr=x", "scenario.lr=x: write a number"),
+        ("seed=x", "seed=x: write a whole number"),
+        ("seed=null", "seed=null: null is no value, choose one"),
+        ("seed=[1]", "seed=[1]: write a whole number"),
+        ("jobs=x", "jobs=x: write a whole number"),
+        ("launch.timeout=x", "launch.timeout=x: write a number"),
+        ("strict=maybe", "strict=maybe: write true or false"),
+        ("runs=null", "runs=null: null is no value"),
+        ("seed=1,", "'seed=1,' cannot be read: write KEY=VALUE, or KEY=\"'VALUE'\""),
+        ("variant=[", "'variant=[' cannot be read"),
+        ("~pins", "~pins: no key can be removed: write KEY=VALUE"),
+        ("~seed", "~seed: no key can be removed"),
+        ("preset=nope", "no preset 'nope'. Choices: fp16_slow."),
+        ("lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
+        (
+            "preset=fp16_slow",
+            "preset=fp16_slow is for another scenario: this one has no scenario.ramp",
+        ),
         ("scenario.lr=0", "scenario.lr=0.0: must be above 0 and finite"),
     ],
 )

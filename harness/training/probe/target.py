@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness.system.code import refuse_without_name
 from harness.system.errors import UserError
 from harness.system.files import ROOT
 
@@ -139,6 +140,7 @@ def step_target(function: str, words: Sequence[str], same_rows: bool) -> Target:
         raise UserError(f"--make {function}: write file.py:function")
     if not Path(file).is_file():
         raise UserError(f"there is no file {file}")
+    refuse_without_name(Path(file), name)
     rows = ["{rows}", "{k}", "same rows" if same_rows else "rows of its own"]
     return Target(str(DRIVER), (file, name, *rows, *words), step_file=file)
 
