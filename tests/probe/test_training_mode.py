@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from harness.training.probe.compare.plausibility import IN_EVALUATION
+from harness.rank.probe.micro_batches import training_modes
+from harness.training.probe.compare.plausibility import IN_EVALUATION, left_in_evaluation
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, refused
-
-pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
 SCRIPT = """
 import sys, torch
@@ -55,26 +56,30 @@ def notes(probing: Probing, folder: Path, layer: str, before: str, after: str) -
     (folder / "train.py").write_text(text)
     answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
     assert not refused(answers)
-    assert first_broken(answers) == {}
+    expected = {RANKS} if layer == "nn.BatchNorm1d(8)" else set()  # its rows are those of a rank
+    assert set(first_broken(answers)) == expected
     return [note for note in answers.notes if note.startswith(IN_EVALUATION)]
 
 
+@pytest.mark.launch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "after"),
     [
         ("nn.Dropout(0.1)", "evaluate(run)"),
         ("nn.Dropout(0.1)", "evaluate(model)"),  # the wrapper stays in training mode
-        ("nn.BatchNorm1d(8).eval()", "evaluate(run)"),
+        ("nn.BatchNorm1d(8)", "evaluate(run)"),
     ],
 )
 def test_a_model_that_is_left_in_evaluation_mode_is_noted(
     probing: Probing, tmp_path: Path, layer: str, after: str
 ) -> None:
-    found = notes(probing, tmp_path, layer, "", after)
-    assert len(found) == ("Norm" not in layer)
-    assert all("from step 2 on" in note for note in found)
+    (note,) = notes(probing, tmp_path, layer, "", after)
+    assert "from step 2 on" in note
 
 
+@pytest.mark.launch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "before", "after"),
     [
@@ -82,6 +87,7 @@ def test_a_model_that_is_left_in_evaluation_mode_is_noted(
         ("nn.Dropout(0.1)", "", "evaluate(run); run.train()"),
         ("nn.Dropout(0.1)", "x = attack(x)", ""),
         ("nn.Dropout(0.1)", "run.train(); loss = run(x).mean()", "model.eval(); model(x)"),
+        ("nn.BatchNorm1d(8).eval()", "", "evaluate(run)"),
         ("nn.Tanh()", "", "evaluate(run)"),  # nothing in it has a mode
     ],
 )
@@ -89,3 +95,50 @@ def test_a_model_that_is_trained_in_training_mode_is_right(
     probing: Probing, tmp_path: Path, layer: str, before: str, after: str
 ) -> None:
     assert notes(probing, tmp_path, layer, before, after) == []
+
+
+class ChannelDropout(nn.Module):
+    """It has a rate for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("p", torch.full((8,), 0.1))
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """As torchvision's, in both modes the same."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "modes"),
+    [
+        (nn.BatchNorm1d(8), {True}),
+        (nn.SyncBatchNorm(8).eval(), {False}),
+        (nn.BatchNorm1d(8, track_running_stats=False), set()),
+        (FrozenBatchNorm2d(), set()),
+        (nn.Dropout(0.1), {True}),
+        (nn.Dropout(0.0), set()),
+        (ChannelDropout(), set()),
+    ],
+)
+def test_dropout_and_batch_norms_depend_on_the_mode(layer: nn.Module, modes: set[bool]) -> None:
+    assert training_modes(nn.Sequential(nn.Linear(8, 8), layer)) == modes
+
+
+@pytest.mark.parametrize(
+    ("steps", "notes"),
+    [
+        ([(0, {True}), (0, {False})], ["from step 2 on"]),
+        ([(0, {True}), (1, {False}), (0, {True}), (1, {False})], []),  # a GAN
+        ([(0, {True}), (1, {False}), (0, {False})], ["from step 3 on"]),
+        ([(0, {True}), (1, set()), (0, {True, False})], []),
+        ([(0, {False}), (0, {False})], []),
+    ],
+)
+def test_only_the_steps_that_train_the_model_are_to_be_in_training_mode(
+    steps: list[tuple[int, set[bool]]], notes: list[str]
+) -> None:
+    """The numbers are those of the optimizers."""
+    found = [*left_in_evaluation([{"number": n, "modes": modes} for n, modes in steps])]
+    assert len(found) == len(notes)
+    assert all(part in line for part, line in zip(notes, found, strict=True))

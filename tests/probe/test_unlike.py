@@ -58,6 +58,9 @@ def test_a_norm_over_the_batch_is_named_unless_it_is_frozen() -> None:
     (line,) = unlike_by_design(model)
     assert line.startswith("BatchNorm1d (0) normalises over the micro-batch of a rank")
     assert unlike_by_design(model.eval()) == []
+    model.append(type("FrozenBatchNorm2d", (torch.nn.Identity,), {})())  # as torchvision's
+    assert len(unlike_by_design(model.train())) == 1
+    assert unlike_by_design(model[1]) == []
 
 
 def test_a_schedule_is_only_spoken_of_where_a_learning_rate_differs_on_several_ranks() -> None:

@@ -28,7 +28,10 @@ class Assignment:
     keep: list[int]
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
     untrained: bool = False
-    """Whether the weights that the first optimizer does not have are recorded before its step."""
+    """Whether samples of the weights that the first optimizer does not have are recorded before its
+    step."""
+    complete: list[str] = field(default_factory=list)
+    """Those of these weights of which all values are recorded."""
     rows: int = 0
     """Rows that the first micro-batch of a rank has, with ``{rows}``; 0 if that is not known."""
     saves: bool = False

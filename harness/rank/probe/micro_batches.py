@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import is_dataclass
@@ -28,6 +27,7 @@ from harness.rank.probe.parameters import (
 )
 from harness.rank.probe.record import Record, Step
 from harness.rank.probe.samples import Returned, bound, is_transformed, rows, rows_dimension
+from harness.rank.probe.settings import drops
 
 PARTS_UP_TO = 2_000_000
 """Up to this number of parameters, each micro-batch's own gradient is kept."""
@@ -130,7 +130,7 @@ class MicroBatches:
         if seen:
             _note_use(module, output, step)
         elif outermost and self.root is not None and _inner(module) is _inner(self.root):
-            _on_gradient(output, partial(step["modes"].update, _mode(module)))
+            _on_gradient(output, partial(step["modes"].update, training_modes(module)))
         if outermost and _trains(module) and any(p.requires_grad for p in module.parameters()):
             self._returned.add(value for _, value in leaves(output, is_dataclass))
         return output
@@ -259,7 +259,7 @@ class MicroBatches:
 def _note_use(module: Any, output: Any, step: Step) -> None:
     """Count the last micro-batch as unused until an output of the model gets a gradient: a call
     before the loop may only initialise lazy modules."""
-    number, mode = len(step["rows"]) - 1, _mode(module)
+    number, mode = len(step["rows"]) - 1, training_modes(module)
 
     def note() -> None:
         step["unused"].discard(number)
@@ -279,16 +279,18 @@ def _on_gradient(output: Any, note: Callable[[], None]) -> bool:
     return bool(outputs)
 
 
-def _mode(module: Any) -> set[bool]:
+def training_modes(module: Any) -> set[bool]:
     """Whether what depends on the training mode, dropout and batch norms, is in that mode; empty if
     a module has none."""
-    parts = [part for part in module.modules() if re.search("BatchNorm|Dropout", _kind(part))]
-    dependent = [part for part in parts if "Norm" in _kind(part) or getattr(part, "p", None)]
-    return {any(part.training for part in dependent)} if dependent else set()
+    parts = [part for part in module.modules() if drops(part) or _averages(part)]
+    return {any(part.training for part in parts)} if parts else set()
 
 
-def _kind(part: Any) -> str:
-    return type(part).__name__
+def _averages(part: Any) -> bool:
+    """Whether it is a batch norm that has averages. Those of FrozenBatchNorm2d never change."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return isinstance(part, _BatchNorm) and part.running_mean is not None
 
 
 def _needs_gradient(output: Any) -> bool:

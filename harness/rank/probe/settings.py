@@ -27,7 +27,7 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
     """The settings of the first step, by name, in words: of the optimizer, of clipping and the loss
     scale, and of the model (its dropout, attention, and types)."""
     parts = list(root.modules()) if root is not None else []
-    rates = {*step["rates"], *(p.p for p in parts if "Dropout" in type(p).__name__ and _rate(p))}
+    rates = {*step["rates"], *(part.p for part in parts if drops(part))}
     words = {
         **_by_group(groups),
         "the norm to which clip_grad_norm_ clips": _limit(step["clips"], by_value=False),
@@ -85,9 +85,10 @@ def _limit(clips: Sequence[tuple[float, float, bool]], by_value: bool) -> str:
     return f"{limit:g}" if math.isfinite(limit) else "none"
 
 
-def _rate(part: Any) -> bool:
+def drops(part: Any) -> bool:
+    """Whether it is a dropout with a rate: what else has the name may have any ``p``."""
     rate = getattr(part, "p", None)
-    return isinstance(rate, float) and rate > 0
+    return "Dropout" in type(part).__name__ and isinstance(rate, float) and rate > 0
 
 
 def _config(part: Any) -> Any:

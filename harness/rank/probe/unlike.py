@@ -11,8 +11,8 @@ from typing import Any
 UNLIKE = {
     r"SyncBatchNorm": "normalises over the micro-batches of all ranks (--layouts ranks,resume for "
     "the test)",
-    r"(?<!Sync)BatchNorm": "normalises over the micro-batch of a rank (freeze it with .eval(), or "
-    "use another norm for the test)",
+    r"(?<!Sync)(?<!Frozen)BatchNorm": "normalises over the micro-batch of a rank (freeze it with "
+    ".eval(), or use another norm for the test)",
     r"SpectralNorm": "iterates in each forward pass, so each micro-batch of a step has another "
     "spectral norm (.eval() for the test)",
     r"VectorQuant|Codebook": "may change its codebook in each forward pass, by the rows of a "

@@ -24,6 +24,7 @@ from harness.rank.probe import (
     seeds,
     settings,
     stops,
+    untrained,
 )
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.frozen import Frozen
@@ -31,7 +32,7 @@ from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
 from harness.rank.probe.noise import Noise
 from harness.rank.probe.optimizers import Optimizers
-from harness.rank.probe.parameters import Engine, Optimized, fill_memory, full
+from harness.rank.probe.parameters import Engine, Optimized, fill_memory
 from harness.rank.probe.places import Places
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
@@ -243,10 +244,8 @@ class Watch:
             root = self.model.root
             current["settings"] = settings.of_training(root, updated.groups, current)
             if self.assignment.untrained and self.engine is None:
-                names = (each for each in self.model.names.items() if each[0] not in before)
-                current["untrained"] = {
-                    name: full(p) for name, p in names if p.is_floating_point() and not p.is_meta
-                }
+                others = (each for each in self.model.names.items() if each[0] not in before)
+                current |= untrained.recorded(others, self.assignment.complete)
         if len(self.record.steps) in self.assignment.keep:
             current |= {"before": every, "state": updated.state()}
 

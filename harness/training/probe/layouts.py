@@ -133,6 +133,8 @@ class Layout:
     """Of ``models``, asked of the model after the last step."""
     places: bool = False
     """Whether what the modules get and return in the last step is recorded."""
+    complete: tuple[str, ...] = ()
+    """The frozen weights of which all values are recorded."""
     mode: str = ""
     """Of ``rank/probe/modes``; empty for that of the script."""
     dropout: bool = False

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from harness.rank.compare import norm, without_warnings
+from harness.rank.compare import without_warnings
 from harness.system.text import count
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
@@ -16,6 +16,12 @@ from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.training.probe.compare.defaults import other_defaults
 from harness.training.probe.compare.faults import Broken, several
+from harness.training.probe.compare.first_weights import (
+    OTHER_DRAW,
+    note_frozen,
+    other_frozen,
+    other_trained,
+)
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
 from harness.training.probe.compare.whole_run import epoch, evaluation, schedule
 from harness.training.probe.layouts import (
@@ -141,15 +147,6 @@ def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:
     return other if other is not None and layout.kind == AGAINST else runner
 
 
-ROUNDED = 0.01
-"""How far (as a part of their size) weights may be from the reference's that are not trained: they
-may be loaded in another type."""
-
-OTHER_DRAW = (
-    "draws other first weights ({names}). It was compared again, with the reference's first weights"
-)
-
-
 def _against(
     runner: Runner,
     settings: Settings,
@@ -158,9 +155,14 @@ def _against(
     baseline: Reference,
     other: Runner,
 ) -> Compared:
-    """Compare the other environment; again with the reference's first weights, if it draws others.
+    """Compare the other environment; again with the reference's first weights, if it has others.
     Defaults that differ are noted."""
-    shift = _other_draw(comparison, run.ranks[0][0], baseline.steps[0])
+    step, expected = run.ranks[0][0], baseline.steps[0]
+    shift = other_trained(comparison, step, expected)
+    frozen = other_frozen(step, expected) if comparison.broken else ()
+    drawn = several(shift)
+    if frozen:
+        shift = {**shift, **_frozen_shift(runner, settings, run.layout, other, frozen)}
     if shift:
         name = f"{run.layout.name}, with the first weights of the reference"
         shifted_layout = replace(run.layout, name=name, shift=shift)
@@ -169,29 +171,37 @@ def _against(
         )
         comparison = _compared(runner, settings, again, baseline, other)
         comparison.layout = run.layout
-        comparison.notes.append(OTHER_DRAW.format(names=several(shift)))
-    comparison.notes += other_defaults(run.ranks[0][0], baseline.steps[0])
+    if drawn:
+        comparison.notes.append(OTHER_DRAW.format(names=drawn))
+    if frozen:
+        note_frozen(comparison, frozen)
+    comparison.notes += other_defaults(step, expected)
     return comparison
 
 
-def _other_draw(comparison: Compared, step: Step, expected: Step) -> dict[str, object]:
-    """By name, how far the reference's first weights are from those of another environment, where
-    these were drawn otherwise; also weights that are not trained, on which the gradients depend."""
-    start, expected_start = (
-        {**one.get("untrained", {}), **one["before"]} for one in (step, expected)
-    )
-    same_shapes = start.keys() == expected_start.keys() and all(
-        start[name].shape == expected_start[name].shape for name in start
-    )
-    if not (comparison.broken and same_shapes):
+def _frozen_shift(
+    runner: Runner, settings: Settings, layout: Layout, other: Runner, names: tuple[str, ...]
+) -> dict[str, object]:
+    """By name, how far the reference's frozen weights are from those of a layout in the other
+    environment. Both run again for a step: usual runs record only samples of them."""
+    base = replace(reference(settings), relations=())
+    starts = [
+        of_layout.start(
+            replace(
+                each,
+                name=f"{each.name}, with frozen weights of {layout.name}",
+                steps=1,
+                epoch=False,
+                complete=names,
+            )
+        )
+        for of_layout, each in ((runner, base), (other, layout))
+    ]
+    runs = [start.result() for start in starts]
+    if any(run.failure for run in runs):
         return {}
-    fault = comparison.broken[0]
-    names = [*fault.parameters] if fault.relation == "weights" else []
-    for name in step.get("untrained", {}):
-        off = norm({name: start[name] - expected_start[name]})
-        if off > ROUNDED * norm({name: expected_start[name]}):
-            names.append(name)
-    return {name: expected_start[name] - start[name] for name in names}
+    values, own_values = (run.ranks[0][0]["complete"] for run in runs)
+    return {name: values[name] - own_values[name] for name in names}
 
 
 def _against_reference(

@@ -260,6 +260,7 @@ class Runner:
             # The first batch after a resume may be smaller, and as long as a row.
             rows=0 if layout.resumed and not self._time_first else settings.rows // divided,
             untrained=bool(settings.against) and layout.perturb is None,
+            complete=list(layout.complete),
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
             epoch=layout.epoch,

@@ -55,7 +55,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from note_on_unheld(steps[0])
     yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
-    yield from _left_in_evaluation(steps)
+    yield from left_in_evaluation(steps)
     yield from _jump([step["lr"][0] for step in steps if step["number"] == steps[0]["number"]])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
@@ -122,10 +122,12 @@ def _clipped_scaled(step: Step) -> Iterator[str]:
         )
 
 
-def _left_in_evaluation(steps: Sequence[Step]) -> Iterator[str]:
+def left_in_evaluation(steps: Sequence[Step]) -> Iterator[str]:
     """A model whose dropout and batch norms are in training mode in the first step, and in none of
-    the calls that train a later one."""
-    number = next((n for n, step in enumerate(steps) if step.get("modes") == {False}), 0)
+    the calls that train it in a later one. The step of another optimizer, such as that of a GAN's
+    generator, may not train it."""
+    same = [(n, step) for n, step in enumerate(steps) if step["number"] == steps[0]["number"]]
+    number = next((n for n, step in same if step.get("modes") == {False}), 0)
     if number and steps[0].get("modes") == {True}:
         yield (
             f"{IN_EVALUATION} from step {number + 1} on, without dropout and with the averages of "

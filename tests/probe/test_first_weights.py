@@ -1,0 +1,82 @@
+"""First weights that another environment draws or loads otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness.rank.probe.untrained import SAMPLED, recorded, sample
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.first_weights import note_frozen, other_frozen, other_trained
+from harness.training.probe.layouts import Layout
+
+GRADIENT = Broken("gradient", "2 times")
+HEAD = Broken("weights", "begins with other weights: head", parameters=("head",))
+
+
+def step(head: float, **frozen: list[float]) -> dict[str, Any]:
+    """The first step of a model with a trained head and these frozen weights."""
+    samples = {name: [np.array(values), [len(values)]] for name, values in frozen.items()}
+    return {"before": {"head": np.full(2, head)}, "untrained": samples}
+
+
+def compared(*broken: Broken, no_answer: str = "") -> Compared:
+    return Compared(Layout("1 rank"), broken=list(broken), no_answer=no_answer)
+
+
+def test_a_trained_head_is_carried_over_though_a_frozen_module_is_renamed() -> None:
+    old, new = step(1.0, body=[1.0, 2.0]), step(3.0, inner=[1.0, 2.0])
+    assert [*other_trained(compared(HEAD), new, old)] == ["head"]
+    assert other_frozen(new, old) == ()
+    assert other_trained(compared(GRADIENT), new, old) == {}
+    assert other_trained(compared(), new, old) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [([1.0, 2.0], ()), ([1.001, 2.0], ()), ([2.0, 1.0], ("body",)), ([1.0, 2.0, 3.0], ())],
+)
+def test_frozen_weights_of_the_same_name_and_shape_are_compared(
+    body: list[float], names: tuple[str, ...]
+) -> None:
+    assert other_frozen(step(1.0, body=body), step(1.0, body=[1.0, 2.0])) == names
+
+
+def test_other_frozen_weights_are_a_fault_even_if_the_rest_trains_the_same() -> None:
+    right, silent, wrong = compared(), compared(no_answer="it failed"), compared(GRADIENT)
+    for comparison in (right, silent, wrong):
+        note_frozen(comparison, ("body",))
+    for comparison in (right, silent):
+        (fault,) = comparison.broken
+        assert (comparison.status, comparison.step) == ("broken", 1)
+        assert (fault.relation, fault.parameters) == ("weights", ("body",))
+    assert "the rest trains the same" in right.broken[0].text
+    assert silent.broken[0].details == ("it failed",)
+    assert wrong.broken == [GRADIENT]
+    assert "its frozen weights are other ones (body)" in wrong.notes[0]
+
+
+def test_only_rank_0_records_frozen_weights_and_all_values_only_on_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank of a model of 7 billion parameters recorded all of them, 28 GB."""
+    model = nn.Sequential(nn.Linear(300, 300, dtype=torch.bfloat16), nn.Linear(2, 2))
+    record = recorded(model.named_parameters(), ["1.weight"])
+    assert [*record["untrained"]] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    values, shape = record["untrained"]["0.weight"]
+    assert SAMPLED / 2 < values.numel() < 2 * SAMPLED
+    assert (values.dtype, shape) == (torch.float32, [300, 300])
+    assert torch.equal(record["complete"].pop("1.weight"), model.state_dict()["1.weight"])
+    assert record["complete"] == {}
+    monkeypatch.setenv("RANK", "1")
+    assert recorded(model.named_parameters(), ["1.weight"]) == {"untrained": {}, "complete": {}}
+
+
+def test_a_sample_has_values_of_all_columns() -> None:
+    columns = torch.arange(100.0).expand(1000, 100)
+    assert len(sample(columns).unique()) == 100
