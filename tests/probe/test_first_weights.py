@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from harness.rank.probe import exchange
+from harness.rank.probe.noise import Noise
 from harness.rank.probe.untrained import SAMPLED, recorded, sample
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.first_weights import note_frozen, other_frozen, other_trained
 from harness.training.probe.layouts import Layout
+from harness.training.probe.probe_report import _kind
+from tests.group import in_group
 
 GRADIENT = Broken("gradient", "2 times")
 HEAD = Broken("weights", "begins with other weights: head", parameters=("head",))
@@ -56,7 +61,8 @@ def test_other_frozen_weights_are_a_fault_even_if_the_rest_trains_the_same() -> 
         assert (comparison.status, comparison.step) == ("broken", 1)
         assert (fault.relation, fault.parameters) == ("weights", ("body",))
     assert "the rest trains the same" in right.broken[0].text
-    assert silent.broken[0].details == ("it failed",)
+    assert silent.broken[0].text.endswith("there is no answer: it failed")
+    assert _kind(silent.broken[0]) != _kind(right.broken[0])  # it is not "as above"
     assert wrong.broken == [GRADIENT]
     assert "its frozen weights are other ones (body)" in wrong.notes[0]
 
@@ -80,3 +86,24 @@ def test_only_rank_0_records_frozen_weights_and_all_values_only_on_request(
 def test_a_sample_has_values_of_all_columns() -> None:
     columns = torch.arange(100.0).expand(1000, 100)
     assert len(sample(columns).unique()) == 100
+
+
+def carry_over(rank: int, folder: Path) -> None:
+    """Carry all values of a weight over to ranks that have parts of it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = distribute_tensor(torch.zeros(5, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    noise = Noise(exchange.Assignment("", False, [], "", "", 1, [], shift=str(folder / "shift")))
+    noise.move("weight", weight, of_engine=False)
+    if not torch.equal(weight.full_tensor(), torch.arange(10.0).reshape(5, 2)):
+        raise AssertionError("it has other values")
+
+
+def test_ranks_that_have_parts_of_a_weight_get_their_parts_of_the_reference_s(
+    tmp_path: Path,
+) -> None:
+    """The whole weight was added to each part, which failed under FSDP2."""
+    change = {"weight": torch.arange(10.0).reshape(5, 2)}
+    (tmp_path / "shift").write_bytes(exchange.dumped(change))
+    in_group(2, carry_over, tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 from harness.rank.compare import ulp
 from harness.rank.probe import exchange
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.parameters import local, perturb
+from harness.rank.probe.parameters import add, local, perturb
 
 
 class Noise:
@@ -45,9 +45,8 @@ class Noise:
             mine = local(parameter)
             if self.is_random and new and mine.is_floating_point():
                 mine.add_(ulp(mine, self._generator))
-            if name in self._shift:
-                along = torch.from_numpy(self._shift[name])
-                mine.add_(along.to(mine.device, mine.dtype))
+        if name in self._shift:
+            add(parameter, torch.from_numpy(self._shift[name]))
 
     def nudged(self, output: Any) -> Any:
         """Move the output of a leaf module, and its gradient, by a random ulp."""

@@ -49,6 +49,14 @@ def perturb(parameter: Any, size: float) -> None:
     generator = torch.Generator().manual_seed(crc32(whole.numpy().tobytes()))
     scale = size * float(whole.square().mean().sqrt())
     change = scale * torch.randn(whole.shape, generator=generator)
+    add(parameter, change)
+
+
+def add(parameter: Any, change: Any) -> None:
+    """Add a complete tensor to a parameter, of which this rank may have a part; a collective for a
+    DTensor."""
+    import torch
+
     if hasattr(parameter, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor
 

@@ -56,8 +56,6 @@ def note_frozen(comparison: Compared, names: tuple[str, ...]) -> None:
     if comparison.broken:
         comparison.notes.append(f"{text}; it was compared with those of the first environment")
         return
-    why = comparison.no_answer
-    fault = Broken("weights", f"{text}; {NO_ANSWER if why else THE_SAME}", parameters=names)
-    if why:
-        fault = Broken(fault.relation, fault.text, parameters=names, details=(why,))
-    comparison.broken, comparison.step, comparison.no_answer = [fault], 1, ""
+    rest = f"{NO_ANSWER}: {comparison.no_answer}" if comparison.no_answer else THE_SAME
+    comparison.broken = [Broken("weights", f"{text}; {rest}", parameters=names)]
+    comparison.step, comparison.no_answer = 1, ""
