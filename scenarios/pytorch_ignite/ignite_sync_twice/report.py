@@ -25,6 +25,8 @@ def values(rank: int, folder: str) -> None:
         metric.update((outputs, torch.ones(10, dtype=torch.long)))
         accuracies.append(round(float(metric.compute()), 4))
     torch.save(accuracies, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()  # gloo's threads end before the process, or it may abort
 
 
 if __name__ == "__main__":
