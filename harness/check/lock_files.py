@@ -176,14 +176,26 @@ def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
         yield _entry(name, _text(package, "version", name), origins[0], address)
 
 
+OWN = {"virtual", "editable", "directory"}
+"""The sources in uv.lock of projects in folders; an extra of such a project may name itself."""
+
+
 def _reached(document: Mapping[str, Any]) -> set[str]:
-    """The packages of uv.lock that something needs here: those that no package needs, and all that
-    these need under markers that hold."""
-    needs = {name: list(_uv_needs(package, name)) for package, name in _packages(document)}
+    """The packages of uv.lock that something needs here: the user's own and those that no package
+    needs, and all that these need under markers that hold."""
+    packages = list(_packages(document))
+    needs: dict[str, list[tuple[str, bool]]] = {name: [] for _, name in packages}
+    for package, name in packages:  # a fork has several releases of a package
+        needs[name] += _uv_needs(package, name)
+    own = {
+        name
+        for package, name in packages
+        if OWN & as_table(package.get("source"), f"source of {name}").keys()
+    }
     manifest = table_at(document, "manifest")
     asked = _uv_edges(manifest.get("requirements"), "manifest.requirements")
     needed = {name for those in needs.values() for name, _ in those}
-    waiting = [*(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)]
+    waiting = [*own, *(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)]
     reached = set[str]()
     while waiting:
         name = waiting.pop()

@@ -482,3 +482,18 @@ def test_what_uv_lock_needs_only_elsewhere_is_not_there(
     )
     stack = environment.of_files([str(tmp_path / "uv.lock")], ["up", "down", "other"])
     assert sorted(stack.packages) == names
+
+
+@pytest.mark.parametrize("source", ['virtual = "."', 'editable = "."', 'directory = "."'])
+def test_a_project_whose_extra_names_itself_is_still_what_uv_lock_is_for(
+    tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "uv.lock").write_text(
+        f'version = 1\n[[package]]\nname = "mine"\nversion = "1.0"\nsource = {{{source}}}\n'
+        'dependencies = [{name = "up"}]\n'
+        '[package.optional-dependencies]\nall = [{name = "mine", extra = ["more"]}]\n'
+        f'[[package]]\nname = "up"\nversion = "1.0"\nsource = {{{INDEX}}}\n'
+        'dependencies = [{name = "mine"}]\n'
+    )
+    stack = environment.of_files([str(tmp_path / "uv.lock")], ["up"])
+    assert sorted(stack.packages) == ["up"]
