@@ -31,6 +31,9 @@ def new_token() -> str:
     return uuid.uuid4().hex
 
 
+SECOND_LOOK = 0.02
+"""Seconds until processes are looked for again if there were none."""
+
 NO_TOKEN = "0" * len(new_token())
 """The token of a process that belongs to no launch yet. It has the length of a token."""
 
@@ -50,7 +53,18 @@ def set_token(token: str) -> None:
 
 
 def members(token: str, variable: str = TOKEN) -> list[psutil.Process]:
-    """Every living process with this token in a variable of its environment."""
+    """Every living process with this token in a variable of its environment.
+
+    None is an answer only if a second look finds none, too: while a process executes another
+    program it has no environment, and one that has just been forked is in no list yet.
+    """
+    if processes := _look(token, variable):
+        return processes
+    time.sleep(SECOND_LOOK)
+    return _look(token, variable)
+
+
+def _look(token: str, variable: str) -> list[psutil.Process]:
     processes = []
     for process in psutil.process_iter():
         try:

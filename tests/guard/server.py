@@ -76,7 +76,6 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
         os.dup2(log, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
-    budget.LEAST_SECONDS = request.get("least_seconds", budget.LEAST_SECONDS)
     if request["settings"] is not None:
         guard.start(Settings(**request["settings"]))
     if "script" in request:
@@ -98,6 +97,8 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     store = TCPStore("127.0.0.1", port, None, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])
     before = getattr(harms, request["harm"])() if request["harm"] else _wait_for_rank_0
+    if before is _wait_for_rank_0:
+        budget.LEAST_SECONDS = 0.0  # ranks wait for rank 0, however short a step is
     module: Any = right if request["training"] in right.LOOPS else trainings
     loop = module.train(request["training"], request["steps"], before)
     result = {"losses": loop.losses, "weights": _digest(loop.model)}
