@@ -223,7 +223,7 @@ def test_a_bug_has_its_releases_settings_remedy_and_signature(bugs: list[dict[st
         "trainer": {"in": [True]},
     }
     assert bug["remedy"] == "use transformers 5.5.4 or later"
-    assert set(bug["signature"]) == {"accumulation", "gradients"}
+    assert set(bug["signature"]) == {"accumulation/weight/1/k", "gradients/longer/1/k"}
     releases = bug["affected"]["transformers"]
     assert {"5.2.0", "5.5.3"} <= set(releases)
     assert "5.5.4" not in releases
