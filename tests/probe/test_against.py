@@ -93,6 +93,43 @@ for step in range(6):
     optimizer.zero_grad()
 """
 
+SAVES = """
+import argparse, copy, os
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+parser.add_argument("--accum", type=int, default=1)
+arguments = parser.parse_args()
+change = os.environ.get("CHANGE", "")
+torch.manual_seed(0)
+data = torch.randn(96, 4)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+average = copy.deepcopy(model)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+for step in range(4):
+    for micro in range(arguments.accum):
+        start = (step * arguments.accum + micro) * arguments.rows
+        loss = model(data[start : start + arguments.rows]).square().mean()
+        (loss / arguments.accum).backward()
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+state = model.state_dict()
+if change == "the first weights":
+    state = average.state_dict()
+elif change == "bf16":
+    state = {name: weight.bfloat16() for name, weight in state.items()}
+elif change == "no head":
+    del state["2.bias"]
+elif change == "an error":
+    raise ValueError("no such hub")
+if change != "nothing":
+    torch.save({"model": state}, "other.pt" if change == "another file" else "last.pt")
+"""
+
 NAMED = (
     "betas is (0.9, 0.95); in the reference (0.9, 0.999)",
     "weight_decay is 0.0 for 2 parameters, 0.1 for 2 parameters; in the reference 0.0 for 2",
@@ -337,6 +374,42 @@ def test_what_releases_do_otherwise_is_not_the_place_of_a_wrong_loss(
     text = capsys.readouterr().out
     assert "BROKEN at step 1: gradient" in text
     assert "where: the loss" in text
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("change", "code", "line"),
+    [
+        ("", 0, "1 rank, {other}  as the reference"),
+        (
+            "the first weights",
+            1,
+            "after step 4, model of last.pt has the first weights; that of the "
+            "reference has the trained weights",
+        ),
+        *(
+            (change, 0, line)
+            for change, line in {
+                "bf16": "model of last.pt is in bfloat16; in the reference in float32",
+                "no head": "after step 4, model of last.pt lacks 2.bias",
+                "nothing": "it saves no trained weights after step 4; the reference does",
+                "another file": "what the reference saves as model of last.pt is in other.pt",
+                "an error": "it ended: ValueError: no such hub; the reference: without an error",
+            }.items()
+        ),
+    ],
+)
+def test_what_is_saved_after_the_last_step_is_compared(
+    change: str, code: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, other = in_other(tmp_path, change, SAVES)
+    text = capsys.readouterr().out
+    assert ended == code, text
+    assert line.format(other=other) in text
+    assert change or "saves" not in text
+    assert "schedule" not in text
 
 
 @pytest.mark.launch

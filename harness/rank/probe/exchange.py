@@ -36,6 +36,9 @@ class Assignment:
     """Rows that the first micro-batch of a rank has, with ``{rows}``; 0 if that is not known."""
     saves: bool = False
     """Whether the script saves after the last step, and so goes on until it begins another."""
+    goes_on: bool = False
+    """Whether the script goes on after the last step for the same reason, if it can: it need not
+    save anything, and an error then is none of the steps'."""
     epoch: bool = False
     """Whether the script goes on to its own end, and the rows of all its steps are recorded."""
     perturb: int | None = None

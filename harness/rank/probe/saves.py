@@ -55,6 +55,10 @@ NEVER_UPDATED = (
 Weights = Mapping[str, Any]
 """Tensors by the names of parameters."""
 
+Saved = dict[str, Any]
+"""How far saved weights are from the trained ones, as a part of the way of all steps (``off``),
+their types, and the names of those that are not there (``lacks``)."""
+
 
 class Saves:
     """Compares what is saved and evaluated with the weights after the last step, and with those
@@ -78,6 +82,8 @@ class Saves:
         """By file, after how many steps it was written, and where it has the first weights; empty
         if it has what was trained."""
         self._notes: list[str] = []
+        self.saved: list[tuple[int, str, str, Saved]] = []
+        """After how many steps, into which file, and where in it, weights were saved; and which."""
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
@@ -150,11 +156,14 @@ class Saves:
     def _save(self, event: events.Save) -> None:
         if not self._last or event.of_engine:
             return
-        places = {
-            where: self._is_of_beginning(weights)
-            for where, mapping in _mappings(event.state, self._last)
-            if (weights := _matching(mapping, self._last))
-        }
+        places = {}
+        for where, mapping in _mappings(event.state, self._last):
+            weights = _matching(mapping, self._last)
+            if weights:
+                places[where] = self._is_of_beginning(weights)
+            if weights := weights or _most(mapping, self._last):
+                file = os.path.basename(event.path)
+                self.saved.append((self._steps, file, where, self._about(weights)))
         for where, is_first in places.items():
             name = os.path.basename(event.path) if where == WHOLE else where
             if AVERAGE.search(name) and not ON_PURPOSE.search(name):
@@ -164,6 +173,20 @@ class Saves:
             first_places = (where for where, is_first in places.items() if is_first)
             unnamed = (where for where in first_places if not OTHERS.search(where))
             self._files[event.path or f"file {len(self._files)}"] = self._steps, next(unnamed, "")
+
+    def _about(self, weights: Weights) -> Saved:
+        squares = moved = 0.0
+        for name, weight in weights.items():
+            last = self._last[name].cpu()
+            squares += _square(local(weight).detach().cpu(), last.to(weight.dtype))
+            moved += _square(last, self._first[name].cpu()) if name in self._first else 0.0
+        return {
+            "off": (squares / moved) ** 0.5 if moved else 0.0,
+            "types": sorted(
+                {str(weight.dtype).removeprefix("torch.") for weight in weights.values()}
+            ),
+            "lacks": [name for name in self._last if name not in weights],
+        }
 
     def _is_of_beginning(self, weights: Weights) -> bool:
         """Whether weights are those before the first step, and were moved since."""
@@ -176,6 +199,10 @@ class Saves:
         return bool(weights) and all(
             _are_equal(local(weight), self._first[name]) for name, weight in weights.items()
         )
+
+
+def _square(tensor: Any, other: Any) -> float:
+    return float((tensor.double() - other.double()).square().sum())
 
 
 def _copies(weights: Weights) -> Weights:
@@ -265,3 +292,18 @@ def _matching(mapping: Weights, weights: Weights) -> Weights:
             ):
                 return {name: mapping[renamed] for name, renamed in keys.items()}
     return {}
+
+
+def _most(mapping: Weights, weights: Weights) -> Weights:
+    """The tensors of a mapping by the names of ``weights``, whatever precedes their keys; empty
+    unless it has half of them."""
+    by_prefix: dict[str, dict[str, Any]] = {}
+    for key, tensor in mapping.items():
+        pieces = key.split(".")
+        for begin in range(len(pieces)):
+            name = ".".join(pieces[begin:])
+            if name in weights and tensor.shape == weights[name].shape:
+                by_prefix.setdefault(".".join(pieces[:begin]), {})[name] = tensor
+                break
+    tensors = max(by_prefix.values(), key=len, default={})
+    return tensors if 2 * len(tensors) >= len(weights) else {}

@@ -54,13 +54,14 @@ class Schedules:
         pair = self._stepped()
         if pair is None:
             return {}
-        schedule, pace = pair
+        schedule, pace, begun = pair
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _lengths([*rates, *_ahead(schedule, pace)])
+            return _lengths([*rates, *_ahead(schedule, pace, begun)])
 
-    def _stepped(self) -> tuple[Any, float] | None:
-        """The schedule that the script steps, and its calls per step; None without one."""
+    def _stepped(self) -> tuple[Any, float, int] | None:
+        """The schedule that the script steps, its calls per step, and those since the last step, if
+        the script has gone on after it; None without one."""
         parts = {id(part) for one in self._made for part in getattr(one, "_schedulers", ())}
         steps = len(self._counts) - 1
         for number, schedule in enumerate(self._made):
@@ -68,17 +69,18 @@ class Schedules:
             if id(schedule) not in parts and len(counts) == steps + 1 and steps > 0:
                 pace = (counts[-1] - counts[0]) / steps
                 if pace > 0:
-                    return schedule, pace
+                    return schedule, pace, schedule.last_epoch - counts[-1]
         return None
 
 
-def _ahead(schedule: Any, pace: float) -> Iterator[float]:
-    """The rates of the next steps."""
+def _ahead(schedule: Any, pace: float, begun: int) -> Iterator[float]:
+    """The rates of the next steps, of whose calls the first are made already."""
     ends = time.monotonic() + MOST_SECONDS
     with suppress(Exception):  # one cycle of OneCycleLR ends with an error
         for number in range(MOST_STEPS):
-            for _ in range(int((number + 1) * pace) - int(number * pace)):
-                schedule.step()
+            for call in range(int(number * pace), int((number + 1) * pace)):
+                if call >= begun:
+                    schedule.step()
             yield float(schedule.optimizer.param_groups[0]["lr"])
             if time.monotonic() > ends:
                 return

@@ -36,7 +36,11 @@ def main(folder: Path) -> None:
         cuda_calls.install()
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
-    _run(assignment)
+    try:
+        _run(assignment)
+    except (Exception, SystemExit) as error:
+        if not watch.excuses(error):
+            raise
     _leave(folder, watch)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -44,6 +45,7 @@ from harness.rank.probe.unlike import (
     unlike_by_design,
 )
 from harness.rank.probe.workers import Workers
+from harness.system.text import one_line
 
 SITE = "/site-packages/"
 PACKAGES = (SITE, "/dist-packages/")
@@ -51,6 +53,9 @@ PACKAGES = (SITE, "/dist-packages/")
 OUTSIDE = 1e-6
 """If something other than a step changes weights by more than this part of their size, it is
 reported: averages that an evaluation swaps in come back within rounding."""
+
+LONGEST_END = 30.0
+"""Seconds after the last step in which a script that goes on may save, evaluate and end."""
 
 PATIENCE = 100
 """Backwards without an optimizer, after which none is expected: the script changes its weights
@@ -72,6 +77,9 @@ class Watch:
         self.optimizers, self.workers = Optimizers(), Workers()
         self.saves, self.frozen = Saves(self.model.names), Frozen(self.model.names)
         self.mode = modes.Mode(assignment.mode)
+        self.end = ""
+        """The error with which the script ended after the last step."""
+        self._goes_on = assignment.saves or assignment.goes_on
         self._saved_late = False
         """Whether an asynchronous save has begun."""
         self._backwards = 0
@@ -100,6 +108,8 @@ class Watch:
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
             "reported": self.reported.values,
+            "saved": self.saves.saved,
+            "end": self.end,
             "releases": _releases(),
             "imported": _imported(),
             "loaded": _loaded(self.assignment.cwd),
@@ -291,10 +301,14 @@ class Watch:
         current["evaluated"] = self.model.evaluates()
         self.record.keep()
         self.schedules.step()
-        if not self.assignment.saves:
+        if not self._goes_on:
             self._end_if_done()
         elif not self.record.is_open():
             events.instrument.on(events.AsyncSave, before=self._note_late_save)
+            if self.assignment.goes_on:
+                timer = threading.Timer(LONGEST_END, self.done)
+                timer.daemon = True
+                timer.start()
 
     def _note_late_save(self, event: events.AsyncSave) -> None:
         """An asynchronous save has begun: the step after it must not change the file."""
@@ -306,8 +320,16 @@ class Watch:
         if self._saved_late:
             self._saved_late = False
             return
-        if self.assignment.saves or not self.optimizers.awaits():
+        if self._goes_on or not self.optimizers.awaits():
             self.done()
+
+    def excuses(self, error: BaseException) -> bool:
+        """Whether an error that ends the script comes after the last step, where it may have gone
+        on; it is kept."""
+        is_excused = self.assignment.goes_on and not self.record.is_open()
+        if is_excused:
+            self.end = one_line(f"{type(error).__name__}: {error}")
+        return is_excused
 
 
 def _releases() -> dict[str, str]:

@@ -124,6 +124,8 @@ class Layout:
     after: str = ""
     """The layout that must have ended before this one starts."""
     saves: bool = False
+    goes_on: bool = False
+    """Whether the script goes on after its last step, as what it saves then is compared."""
     epoch: bool = False
     one_order: bool = False
     shift: Mapping[str, object] = field(default_factory=dict)
@@ -158,6 +160,7 @@ def reference(settings: Settings) -> Layout:
         world=ranks,
         steps=settings.steps,
         epoch=settings.epoch,
+        goes_on=bool(settings.against),
         relations=relations,
     )
 
@@ -165,7 +168,14 @@ def reference(settings: Settings) -> Layout:
 def rounding(of: Layout) -> list[Layout]:
     """Runs of the same layout in which every value is perturbed by up to an ulp."""
     return [
-        replace(of, name=f"{of.name}, perturbed {n}", perturb=n, epoch=False, relations=())
+        replace(
+            of,
+            name=f"{of.name}, perturbed {n}",
+            perturb=n,
+            epoch=False,
+            goes_on=False,
+            relations=(),
+        )
         for n in SEEDS
     ]
 

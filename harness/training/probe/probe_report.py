@@ -64,6 +64,7 @@ FAULTS = {
     "steps": "it takes another number of steps",
     "order of samples": "it draws the samples in the same order",
     "evaluation": "an evaluation reports another loss",
+    whole_run.CHECKPOINT: "it saves other weights",
     "schedule": "the schedule of the learning rate has another length",
 }
 """What a broken relation means."""
@@ -79,7 +80,14 @@ RELATION_NAMES = {
 }
 """The names of the model's relations in a report."""
 
-SEPARATE = (whole_run.EVALUATION, whole_run.SCHEDULE, "learning rate", "optimizer", "samples")
+SEPARATE = (
+    whole_run.EVALUATION,
+    whole_run.CHECKPOINT,
+    whole_run.SCHEDULE,
+    "learning rate",
+    "optimizer",
+    "samples",
+)
 """Relations that do not follow from another one: each has a line of its own."""
 
 

@@ -23,7 +23,7 @@ from harness.training.probe.compare.first_weights import (
     other_trained,
 )
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
-from harness.training.probe.compare.whole_run import epoch, evaluation, schedule
+from harness.training.probe.compare.whole_run import epoch, evaluation, saved, schedule
 from harness.training.probe.layouts import (
     AGAINST,
     MODES,
@@ -165,7 +165,7 @@ def _against(
         shift = {**shift, **_frozen_shift(runner, settings, run.layout, other, frozen)}
     if shift:
         name = f"{run.layout.name}, with the first weights of the reference"
-        shifted_layout = replace(run.layout, name=name, shift=shift)
+        shifted_layout = replace(run.layout, name=name, shift=shift, goes_on=False)
         again = without_cleared(
             other.start(shifted_layout).result(), baseline.steps, settings.same_rows
         )
@@ -192,6 +192,7 @@ def _frozen_shift(
                 name=f"{each.name}, with frozen weights of {layout.name}",
                 steps=1,
                 epoch=False,
+                goes_on=False,
                 complete=names,
             )
         )
@@ -308,10 +309,12 @@ def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference
         length = schedule(run.schedule, reference_run.schedule, run.layout)
         comparison.broken += [length] if length else []
     evaluated = evaluation(run, reference_run)
-    if isinstance(evaluated, Broken):
-        comparison.broken.append(evaluated)
-    elif evaluated and not comparison.broken:
-        comparison.notes.append(evaluated)
+    differences: list[Broken | str] = [evaluated] if evaluated else []
+    for difference in [*differences, *saved(run, reference_run)]:
+        if isinstance(difference, Broken):
+            comparison.broken.append(difference)
+        elif not comparison.broken:
+            comparison.notes.append(difference)
 
 
 def _seeded(run: Run, usual: Run) -> Compared:
@@ -438,4 +441,5 @@ def _in_one_order(
 
 
 def _ordered(layout: Layout) -> Layout:
-    return replace(layout, name=f"{layout.name}, in one order", one_order=True)
+    name = f"{layout.name}, in one order"
+    return replace(layout, name=name, one_order=True, goes_on=False)

@@ -114,7 +114,6 @@ class Run:
     """By rank, the rows of each step; over an epoch, also of those that are not compared."""
     reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
     """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
-
     releases: Mapping[str, str] = field(default_factory=dict)
     """By module, the release that rank 0 has imported."""
     imported: frozenset[str] = frozenset()
@@ -127,6 +126,11 @@ class Run:
     """Of the model of rank 0, the status and the reason by relation."""
     schedule: Mapping[str, int] = field(default_factory=dict)
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
+    saved: Sequence[tuple[int, str, str, Mapping[str, Any]]] = ()
+    """The weights that rank 0 has saved: after how many steps, into which file, where in it, and
+    which (``rank/probe/saves``)."""
+    end: str = ""
+    """The error with which the script ended after its last step."""
 
     @property
     def steps(self) -> int:
@@ -263,6 +267,7 @@ class Runner:
             complete=list(layout.complete),
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
             saves=layout.saves,
+            goes_on=layout.goes_on,
             epoch=layout.epoch,
             perturb=layout.perturb,
             one_order=layout.one_order,
@@ -360,6 +365,7 @@ class Runner:
                 self._time_first = bool(records[0]["rows_dimension"])
             run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
             run.relations = records[0]["relations"]
+            run.saved, run.end = records[0]["saved"], records[0]["end"]
             run.loaded = frozenset(self._of_user(records[0]["loaded"]))
         return run
 

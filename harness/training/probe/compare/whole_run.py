@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs.api.numbers import near
+from harness.rank.probe.saves import WHOLE
 from harness.rank.probe.schedules import HALF, LOWEST
-from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.mistakes import in_words, meaning
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
@@ -92,6 +94,82 @@ def _losses(run: Run, reference: Run) -> list[Loss]:
         for steps, name, loss in run.reported[0]
         if (start + steps, name) in reference_losses
     ]
+
+
+CHECKPOINT = "checkpoint"
+
+APART = 0.1
+"""How much farther from the trained weights saved ones may be than the reference's, as a part of
+the way of all steps."""
+
+
+def saved(run: Run, reference: Run) -> Iterator[Broken | str]:
+    """How the weights that rank 0 has saved differ from the reference's, in both of which steps
+    have moved them: a fault for each that is farther from the trained ones, or nearer; otherwise
+    notes, if scripts that go on after the last step are compared."""
+    if run.layout.resumed:
+        return
+    saves, expected_saves = _saves(run), _saves(reference)
+    for (steps, file, where), expected in expected_saves.items():
+        others = [name for step, name, other in saves if (step, other) == (steps, where)]
+        if not others:
+            continue
+        other_file = file if file in others else others[0]
+        weights = saves[steps, other_file, where]
+        name = file if where == WHOLE else f"{where} of {file}"
+        if abs(weights["off"] - expected["off"]) > APART:
+            yield Broken(
+                CHECKPOINT,
+                f"after step {steps}, {name} has {_which(weights)}; that of the reference has "
+                f"{_which(expected)}",
+            )
+        elif run.layout.goes_on:
+            yield from _other_file(steps, name, other_file, file)
+            yield from _other_content(steps, name, weights, expected)
+    if run.layout.goes_on:
+        yield from _other_end(run, reference)
+
+
+def _saves(run: Run) -> dict[tuple[int, str, str], Mapping[str, Any]]:
+    """The last weights of each file after each step."""
+    return {(steps, file, where): weights for steps, file, where, weights in run.saved}
+
+
+def _which(weights: Mapping[str, Any]) -> str:
+    off = weights["off"]
+    if off < APART / 2:
+        return "the trained weights"
+    if abs(off - 1) < APART / 2:
+        return "the first weights"
+    return f"weights that are {off:.0%} of the way of all steps from the trained ones"
+
+
+def _other_file(steps: int, name: str, file: str, expected: str) -> Iterator[str]:
+    if file != expected:
+        yield f"after step {steps}, what the reference saves as {name} is in {file}"
+
+
+def _other_content(
+    steps: int, name: str, weights: Mapping[str, Any], expected: Mapping[str, Any]
+) -> Iterator[str]:
+    if weights["types"] != expected["types"]:
+        types, expected_types = (", ".join(one["types"]) for one in (weights, expected))
+        yield f"after step {steps}, {name} is in {types}; in the reference in {expected_types}"
+    for verb, more, less in (("lacks", weights, expected), ("also has", expected, weights)):
+        if names := [name for name in more["lacks"] if name not in less["lacks"]]:
+            yield f"after step {steps}, {name} {verb} {several(names)}"
+
+
+def _other_end(run: Run, reference: Run) -> Iterator[str]:
+    """Steps after which only one of the two saves trained weights, and other ends."""
+    steps, expected_steps = ({entry[0] for entry in each.saved} for each in (run, reference))
+    for step in sorted(expected_steps - steps):
+        yield f"it saves no trained weights after step {step}; the reference does"
+    for step in sorted(steps - expected_steps):
+        yield f"it saves trained weights after step {step}; the reference does not"
+    if run.end != reference.end:
+        end, expected_end = (each.end or "without an error" for each in (run, reference))
+        yield f"after its last step, it ended: {end}; the reference: {expected_end}"
 
 
 SCHEDULE = "schedule"

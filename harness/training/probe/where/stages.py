@@ -49,6 +49,7 @@ OF_RELATION = {
     "update": OPTIMIZER,
     "optimizer's parameters": OPTIMIZER,
     "evaluation": EVALUATION,
+    "checkpoint": CHECKPOINT,
 }
 """The stages of relations that have one."""
 
