@@ -426,23 +426,43 @@ def test_defaults_that_an_environment_changes_are_named(
 @pytest.mark.launch
 @pytest.mark.slow
 @pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("name", "arguments", "line"),
+    [
+        ("trainer_gas_twice", [], "divided by the accumulation steps twice"),
+        # All layouts have it in the second environment, so nothing but its own notes shows it.
+        (
+            "gpt2_counts_first_label",
+            ["--model", "gpt2", "--full_rows", "true"],
+            "times that of the mean cross-entropy of its own logits and labels",
+        ),
+    ],
+)
 def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    arguments: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    of, sides = catalog.scenario("trainer_gas_twice"), ("fixed", "buggy")
+    of, sides = catalog.scenario(name), ("fixed", "buggy")
     first, second = (complete(of, of.pins_of(side)) for side in sides)
-    words = [word for name in first for word in ("--pins", f"{name}={first[name]},{second[name]}")]
-    with lent("trainer_gas_twice", *sides) as overlays:
+    words = [
+        word
+        for package in first
+        for word in ("--pins", f"{package}={first[package]},{second[package]}")
+    ]
+    with lent(name, *sides) as overlays:
         sites = iter([str(overlays[side].site) for side in sides])
         monkeypatch.setattr(probe, "_site", lambda _: nullcontext(next(sites)))
         script = str(ROOT / "loops/trainer.py")
         batch = ["--per_device_train_batch_size", "{rows}", "--gradient_accumulation_steps", "{k}"]
-        words += [script, "--output_dir", "{dir}", "--max_steps", "4", *batch]
+        words += [script, "--output_dir", "{dir}", "--max_steps", "4", *batch, *arguments]
         assert probe.main(words) == 1
     text = capsys.readouterr().out
     assert "trainer.py does not train the same: with transformers" in text
-    assert "divided by the accumulation steps twice" in text
-    assert "trainer_gas_twice:" in text
+    assert line in text
+    assert f"{name}:" in text
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ class Answers:
     other_releases: Mapping[str, str] = field(default_factory=dict)
     """The same in the other environment."""
     other_imported: frozenset[str] = frozenset()
+    other_notes: list[str] = field(default_factory=list)
+    """Those on the run in the other environment that is as the reference is in the first."""
     same_rows: bool = False
     """Whether the ranks of a layout have the same rows, as stages or parts of a model have."""
     unseen: bool = False

@@ -59,6 +59,9 @@ VAIN = (
 )
 
 
+REFERENCE_S = "the reference's"
+
+
 @without_warnings
 def probe(
     runner: Runner,
@@ -99,7 +102,8 @@ def probe(
         runner.start(layout)
     for layout in [*layouts, *in_modes]:
         of_layout = _runner_of(layout, runner, other)
-        run = without_cleared(of_layout.start(layout).result(), baseline.steps, settings.same_rows)
+        whole_run = of_layout.start(layout).result()
+        run = without_cleared(whole_run, baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
         answers.notes += remarks(run)
         if layout.kind:
@@ -120,6 +124,8 @@ def probe(
                     answers.other_releases = run.releases
                     answers.other_imported = run.imported
                     comparison = _against(runner, settings, comparison, run, baseline, of_layout)
+                    if layout.goes_on:
+                        answers.other_notes = _notes_on_other(whole_run, settings)
                 _compare_whole(comparison, settings, run, reference_run)
             if undecided and comparison.as_reference:
                 comparison.no_answer = VAIN
@@ -133,7 +139,13 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    answers.notes += [*remarks(reference_run), *notes_on_reference(baseline, perturbed)]
+    own_notes = list(notes_on_reference(baseline, perturbed))
+    answers.notes += [*remarks(reference_run), *own_notes]
+    answers.notes += [
+        f"with {settings.against}, {note.replace(REFERENCE_S, 'its')}"
+        for note in answers.other_notes
+        if note not in own_notes
+    ]
     if ends and (note := plausibility.note_on_slope(modes.slopes(runner, settings, baseline))):
         answers.notes.append(note)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
@@ -177,6 +189,12 @@ def _against(
         note_frozen(comparison, frozen)
     comparison.notes += other_defaults(step, expected)
     return comparison
+
+
+def _notes_on_other(run: Run, settings: Settings) -> list[str]:
+    """What is noted on the reference, of the same layout in the other environment: faults that all
+    layouts have there."""
+    return list(notes_on_reference(Reference.of(as_one(run, settings.same_rows), []), []))
 
 
 def _frozen_shift(

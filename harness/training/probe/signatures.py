@@ -257,7 +257,7 @@ def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
     other_answers = replace(
         answers,
         layouts=[found for found in others if found.layout.kind],
-        notes=[],
+        notes=answers.other_notes,
         relations={},
         releases=answers.other_releases,
         imported=answers.other_imported,
