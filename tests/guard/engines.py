@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.optim import optimizer as optimizers
 
 from harness.rank import guard
+from harness.rank.guard import budget
 from harness.rank.guard.settings import Settings
 from harness.rank.probe import script_shims
 from harness.system.ports import number, reserve_port
@@ -83,6 +84,7 @@ def _become_rank(request: dict[str, Any], folder: Path, rank: int, port: int) ->
     )
     guard.start(Settings(**request["settings"]))
     optimizers.register_optimizer_step_post_hook(_wait_for_rank_0)
+    budget.LEAST_SECONDS = 0.0  # ranks wait for rank 0, however short a step is
     # On CPUs with several ranks the Trainer loads tensors to ``cpu:0``, which torch does not know.
     torch.serialization.register_package(
         0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None
