@@ -77,6 +77,7 @@ class Watch:
         self.optimizers, self.workers = Optimizers(), Workers()
         self.saves, self.frozen = Saves(self.model.names), Frozen(self.model.names)
         self.mode = modes.Mode(assignment.mode)
+        self._compiled_before = compiled.graphs()
         self.end = ""
         """The error with which the script ended after the last step."""
         self._goes_on = assignment.saves or assignment.goes_on
@@ -97,6 +98,7 @@ class Watch:
             self.record.steps[0] |= self.optimizers.report()
         if self.record.steps:
             self.record.steps[0]["checkpoints"] = self.mode.checkpoints
+            self.record.steps[0]["compiled"] = compiled.graphs() > self._compiled_before
             watchers = self.workers, self.saves, self.frozen
             remarks = [line for watcher in watchers for line in watcher.report()]
             self.record.steps[0]["remarks"] = remarks
@@ -296,7 +298,6 @@ class Watch:
                 "shims": list(script_shims.installed),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,
-                "compiled": list(compiled.names),
             }
         current["evaluated"] = self.model.evaluates()
         self.record.keep()

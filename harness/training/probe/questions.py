@@ -26,6 +26,7 @@ from harness.training.probe.compare.reference import Reference, as_one, without_
 from harness.training.probe.compare.whole_run import epoch, evaluation, saved, schedule
 from harness.training.probe.layouts import (
     AGAINST,
+    COMPILE,
     MODES,
     RANKS_RESUME,
     SAMPLES,
@@ -56,6 +57,11 @@ LEAST_DECIDED = 1e-3
 VAIN = (
     "hardly a gradient of the reference is more than rounding, so nothing can be compared: are "
     "all its rows equal?"
+)
+
+VAIN_COMPILED = (
+    "the gradient of the compiled reference is not that of eager code, with which probe measures "
+    "rounding, so nothing can be compared"
 )
 
 
@@ -110,9 +116,8 @@ def probe(
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
             elif layout.kind in MODES:
-                comparison = modes.compared(
-                    runner, settings, run, partial(_against_reference, runner, settings, baseline)
-                )
+                against_reference = partial(_against_reference, runner, settings, baseline)
+                comparison = modes.compared(runner, settings, baseline, run, against_reference)
             elif layout.kind == SEED:
                 usual = runner.start(without_a_stop(settings)).result()
                 comparison = _seeded(
@@ -127,8 +132,12 @@ def probe(
                     if layout.goes_on:
                         answers.other_notes = _notes_on_other(whole_run, settings)
                 _compare_whole(comparison, settings, run, reference_run)
-            if undecided and comparison.as_reference:
-                comparison.no_answer = VAIN
+            if undecided and comparison.as_reference and layout.kind != COMPILE:
+                is_compiled = any(steps[0]["compiled"] for steps in ranks.ranks)
+                comparison.no_answer = VAIN_COMPILED if is_compiled else VAIN
+            if layout.why and comparison.no_answer:
+                answers.unanswered[layout.kind] = comparison.no_answer
+                continue
             answers.layouts.append(comparison)
             report(comparison)
             answers.notes += notes_on_run(run, baseline)
@@ -139,7 +148,7 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    own_notes = list(notes_on_reference(baseline, perturbed))
+    own_notes = list(notes_on_reference(baseline, perturbed, answers.layouts))
     answers.notes += [*remarks(reference_run), *own_notes]
     answers.notes += [
         f"with {settings.against}, {note.replace(REFERENCE_S, 'its')}"
@@ -194,7 +203,7 @@ def _against(
 def _notes_on_other(run: Run, settings: Settings) -> list[str]:
     """What is noted on the reference, of the same layout in the other environment: faults that all
     layouts have there."""
-    return list(notes_on_reference(Reference.of(as_one(run, settings.same_rows), []), []))
+    return list(notes_on_reference(Reference.of(as_one(run, settings.same_rows), []), [], []))
 
 
 def _frozen_shift(
