@@ -213,19 +213,42 @@ def test_layouts_that_the_user_names_are_all_that_runs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["run = torch.compile(run)", "inner = run; run = torch.compile(lambda x: 1 * inner(x))"]
+)
 def test_a_mode_without_an_answer_that_nobody_asked_for_is_not_tested(
-    probing: Probing, tmp_path: Path
+    probing: Probing, tmp_path: Path, how: str
 ) -> None:
-    answers = probed(probing, tmp_path, f"{PLAIN}; {OWN_MASK}; run = torch.compile(run)")
+    answers = probed(probing, tmp_path, f"{PLAIN}; {OWN_MASK}; {how}")
     assert modes_of(answers) == set()
     (line,) = (line for line in answers.not_tested if "torch.compile" in line)
     assert line == f"with and without torch.compile: {OWN_DRAWS}"
 
 
+BROKEN_COMPILER = """
+def broken(graph, inputs):
+    raise RuntimeError("no compiler")
+run = torch.compile(run, backend=broken)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "broken"), [("", {}), (FORGETFUL, {CHECKPOINTING})])
+def test_where_a_compiler_fails_everything_is_run_eagerly_and_it_is_not_tested(
+    probing: Probing, tmp_path: Path, how: str, broken: set[str]
+) -> None:
+    answers = probed(probing, tmp_path, f"{how}{BROKEN_COMPILER}")
+    assert modes_of(answers) == {CHECKPOINTING}
+    assert set(first_broken(answers)) == set(broken)
+    (line,) = (line for line in answers.not_tested if "torch.compile" in line)
+    assert line.startswith("with and without torch.compile: the compiler fails on this machine")
+    assert "no compiler" in line
+
+
 def test_a_report_says_why_a_mode_was_run() -> None:
     answers = Answers("", [Compared(Layout("eagerly", why="the script compiles"))])
     answers.layouts[0].with_dropout = True
-    why = "the script compiles. One step had dropout"
+    why = "the script compiles; one step had dropout"
     assert f"    run because {why}" in text(answers, 1.0)
     assert as_json(answers, 1.0)["layouts"][0]["why"] == why
     assert as_json(Answers("", [Compared(Layout("2 ranks"))]), 1.0)["layouts"][0]["why"] is None

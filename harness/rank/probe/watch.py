@@ -148,8 +148,11 @@ class Watch:
         events.instrument.on(events.Backward, before=self._await_optimizer)
         if self.assignment.one_order:
             draw_one_order()
-        eager = self.assignment.mode == modes.EAGER or (
-            not self.assignment.mode and (bool(self.assignment.shift) or self.noise.is_random)
+        moves = bool(self.assignment.shift) or self.noise.is_random
+        eager = (
+            self.assignment.eager
+            or self.assignment.mode == modes.EAGER
+            or (moves and not self.assignment.mode)
         )
         compiled.install(eager, self.model.around_compiled)
         self.reported.install(lambda: len(self.record.seen) - 1)

@@ -7,16 +7,23 @@ the script itself compiles or recomputes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from harness.bugs.api.numbers import finite
 from harness.rank.compare import SAFE, Named, Spread, distances, length, share, spread
 from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED, SAME_MASKS
-from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.plausibility import Direction, Steep, wrong_slope
+from harness.training.probe.compare.plausibility import (
+    CHANGES,
+    Direction,
+    Steep,
+    ends_of_slope,
+    steep,
+    wrong_slope,
+)
 from harness.training.probe.compare.reference import Reference, as_one
 from harness.training.probe.layouts import (
     CHECKPOINTING,
@@ -57,12 +64,14 @@ NO_MASKS = (
 
 
 WHY = {
-    COMPILE: "the script compiles, as all other layouts do, too",
-    CHECKPOINTING: "the script recomputes activations, as all other layouts do, too",
+    COMPILE: "the script compiles, and no other layout shows what a compiler changes",
+    CHECKPOINTING: "the script recomputes activations, and no other layout shows what that changes",
 }
 """Why a mode is run although the user did not ask for it."""
 
 NOTHING_COMPILED = "the compiler skipped the whole model, so nothing was compiled"
+
+NOT_AT_FIRST = "the first step runs no compiled code"
 
 STILL_COMPILED = "this torch cannot run it eagerly: it has no torch.compiler.set_stance"
 
@@ -82,6 +91,35 @@ def layouts(settings: Settings, reference_run: Run) -> Iterator[Layout]:
             yield layout
         elif is_used and settings.is_usual:
             yield replace(layout, why=WHY[kind])
+
+
+COMPILER_FAILS = (
+    "the compiler fails on this machine, so what the script compiles was run eagerly ({why})"
+)
+
+OF_COMPILER = re.compile(
+    r"^(\[rank\d+\]:\s*)?torch\._(dynamo|inductor)\.exc\.|(torch\.compile|Dynamo) is not supported",
+    re.MULTILINE,
+)
+"""Matches the last lines of a script that a compiler has ended."""
+
+
+def why_not_compiled(run: Run) -> str:
+    """The message of a compiler that has ended a run; empty if something else did, or nothing."""
+    if not (run.failure and OF_COMPILER.search(run.log)):
+        return ""
+    message = run.failure.partition(": ")[2].partition(" Set TORCHDYNAMO_VERBOSE")[0]
+    return COMPILER_FAILS.format(why=message or run.failure)
+
+
+def with_dropout(
+    settings: Settings, in_modes: Iterable[Layout], perturbed: Iterable[Run]
+) -> Iterator[Layout]:
+    """The run of compiled code with dropout that one of these modes will need: it takes longest, so
+    it begins early."""
+    is_random = any(_any(run, "rates", "draws") for run in perturbed if run.ranks)
+    if any(one.kind == COMPILE and (is_random or not one.why) for one in in_modes):
+        yield _dropped(settings, COMPILED)
 
 
 def _any(run: Run, *facts: str) -> bool:
@@ -176,9 +214,14 @@ def _compiled_with_dropout(
     run = as_one(runner.start(layout).result(), settings.same_rows)
     if run.failure:
         return f"{layout.name}: {run.failure}"
+    if not _any(run, "compiled"):
+        return NOT_AT_FIRST
+    baseline, directions = Reference.of(run, []), (Direction.EARLY, Direction.LATE)
+    for direction in directions:
+        for end in ends_of_slope(settings, baseline, CHANGES[0], layout, direction):
+            runner.start(end)
     measured = {
-        direction: slopes(runner, settings, Reference.of(run, []), layout, direction)
-        for direction in (Direction.EARLY, Direction.LATE)
+        direction: slopes(runner, settings, baseline, layout, direction) for direction in directions
     }
     for direction, steeps in measured.items():
         slope = wrong_slope(steeps)
@@ -311,12 +354,12 @@ def slopes(
     """How steep the loss is along the first step's gradient, or a part of it. If that is not as the
     gradient says, smaller steps are measured, too: over a large step, a loss is not straight."""
     measured: list[Steep | None] = []
-    for change in plausibility.CHANGES:
-        ends = plausibility.ends_of_slope(settings, baseline, change, base, direction)
+    for change in CHANGES:
+        ends = ends_of_slope(settings, baseline, change, base, direction)
         for layout in ends:
             runner.start(layout)
         runs = [as_one(runner.start(each).result(), settings.same_rows) for each in ends]
-        measured.append(plausibility.steep(baseline, runs, change))
+        measured.append(steep(baseline, runs, change))
         if measured[0] is None or measured[0].is_right:
             break
     return measured

@@ -270,7 +270,7 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
 def _why(comparison: Compared) -> str:
     """Why a layout was run that nobody asked for; empty for others."""
     why = comparison.layout.why
-    return f"{why}. One step had dropout" if why and comparison.with_dropout else why
+    return f"{why}; one step had dropout" if why and comparison.with_dropout else why
 
 
 def _kind(cause: Broken) -> str:

@@ -80,9 +80,18 @@ def probe(
     Inconclusive if the reference gives no answer."""
     base = reference(settings)
     layouts = compared(settings)
-    for layout in (base, *rounding(base), *layouts):
-        _runner_of(layout, runner, other).start(layout)
-    ranks = runner.start(base).result()
+
+    def start() -> Run:
+        for layout in (base, *rounding(base), *layouts):
+            _runner_of(layout, runner, other).start(layout)
+        return runner.start(base).result()
+
+    ranks = start()
+    no_compiler = "" if COMPILE in settings.layouts else modes.why_not_compiled(ranks)
+    if no_compiler:
+        for each in filter(None, (runner, other)):
+            each.run_eagerly()
+        ranks = start()
     reference_run = as_one(ranks, settings.same_rows)
     refuse_unusable(reference_run)
     perturbed = [_result(runner, settings, each) for each in rounding(base)]
@@ -103,8 +112,12 @@ def probe(
         script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
     )
+    if no_compiler:
+        answers.unanswered[COMPILE] = no_compiler
+    odd_compiler = plausibility.unlike_eager(baseline)
+    vain = (VAIN_COMPILED if odd_compiler else VAIN) if undecided else ""
     in_modes = list(modes.layouts(settings, ranks))
-    for layout in in_modes:
+    for layout in [*in_modes, *modes.with_dropout(settings, in_modes, perturbed)]:
         runner.start(layout)
     for layout in [*layouts, *in_modes]:
         of_layout = _runner_of(layout, runner, other)
@@ -132,9 +145,8 @@ def probe(
                     if layout.goes_on:
                         answers.other_notes = _notes_on_other(whole_run, settings)
                 _compare_whole(comparison, settings, run, reference_run)
-            if undecided and comparison.as_reference and layout.kind != COMPILE:
-                is_compiled = any(steps[0]["compiled"] for steps in ranks.ranks)
-                comparison.no_answer = VAIN_COMPILED if is_compiled else VAIN
+            if comparison.as_reference and not (odd_compiler and layout.kind == COMPILE):
+                comparison.no_answer = vain
             if layout.why and comparison.no_answer:
                 answers.unanswered[layout.kind] = comparison.no_answer
                 continue
