@@ -35,6 +35,7 @@ parser.add_argument("--compile", action="store_true")
 parser.add_argument("--backend", default="inductor", help="of the compiler")
 parser.add_argument("--memory-budget", type=float, default=1.0, help="of the compiler")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
+parser.add_argument("--recompute", action="store_true", help="a block, in the backward")
 parser.add_argument("--rrelu", action="store_true", help="is last in a checkpointed block")
 parser.add_argument("--dataclass", action="store_true", help="as the output of the model")
 parser.add_argument("--static-graph", action="store_true")
@@ -67,7 +68,8 @@ data = TensorDataset(*data.tensors, labels)
 
 class Checkpointed(nn.Sequential):
     def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
+        keeps = bug != "recomputes with other masks"
+        return checkpoint(super().forward, x, use_reentrant=False, preserve_rng_state=keeps)
 
 
 class Model(nn.Sequential):
@@ -77,6 +79,8 @@ class Model(nn.Sequential):
 
 def hidden():
     linear = nn.Linear(options.width, options.width)
+    if options.recompute:
+        return Checkpointed(linear, nn.GELU(), nn.Dropout(options.dropout))
     return Checkpointed(linear, nn.RReLU()) if options.rrelu else linear
 
 

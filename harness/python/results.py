@@ -159,6 +159,8 @@ class Layout:
 
     name: str
     kind: str
+    why: str | None
+    """Why it was run although you did not ask for it; None for the usual ones."""
     ranks: int
     micro_batches: int
     status: str

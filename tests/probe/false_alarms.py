@@ -135,6 +135,12 @@ KINDS = (
         factors={**DDP, "precision": ("", "--amp bfloat16", "--amp float16 --scale 256 --fused")},
     ),
     Kind(
+        "DDP, recomputed",
+        "ddp.py",
+        "--recompute",
+        factors={**DDP, "precision": ("", "--amp bfloat16", "--amp float16 --scale 256")},
+    ),
+    Kind(
         "policy gradients",
         "policy.py",
         factors={
@@ -175,6 +181,13 @@ KINDS = (
         "--bf16 true --use_cpu true",
         packages=HUGGING_FACE,
         factors=TRAINER,
+    ),
+    Kind(
+        "Trainer, recomputed",
+        "trainer.py",
+        "--gradient_checkpointing true --use_cpu true",
+        packages=HUGGING_FACE,
+        factors={**TRAINER, "precision": ("", "--bf16 true")},
     ),
     *(
         Kind(

@@ -8,8 +8,20 @@ import pytest
 
 from harness.rank.probe.modes import NO_SWITCH
 from harness.training.probe.answers import Answers
-from harness.training.probe.layouts import CHECKPOINTING, COMPILE, Settings
-from harness.training.probe.modes import COMPILED_DROPOUT, WITH_DROPOUT
+from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.layouts import (
+    ACCUMULATION,
+    BOTH,
+    CHECKPOINTING,
+    COMPILE,
+    MODES,
+    RANKS,
+    Layout,
+    Settings,
+)
+from harness.training.probe.modes import COMPILED_DROPOUT, OWN_DRAWS, WITH_DROPOUT
+from harness.training.probe.notes import NO_DROPOUT
+from harness.training.probe.probe_report import as_json, text
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
@@ -53,37 +65,14 @@ class Model(nn.Module):
         return self.last(x)
 
 
-class Halved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient / 2
-
-
-def halved(graph, inputs):  # a compiler that halves the gradient of dropout
-    drops = any("dropout" in str(node.target) for node in graph.graph.nodes)
-    return lambda *given: [Halved.apply(x) if drops else x for x in graph(*given)]
-
-
-def shifted(graph, inputs):  # a compiler that draws other masks
-    drops = any("dropout" in str(node.target) for node in graph.graph.nodes)
-
-    def call(*given):
-        torch.rand(3 if drops else 0)
-        return graph(*given)
-
-    return call
-
-
 model = Model()
 run = DDP(model)
 HOW
 optimizer, rows = torch.optim.AdamW(model.parameters(), lr=1e-2), int(sys.argv[1])
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 for step in range(8):
-    x, y = data[step * rows :][:rows], labels[step * rows :][:rows]
+    start = (step * world + rank) * rows
+    x, y = data[start:][:rows], labels[start:][:rows]
     optimizer.zero_grad()
     nn.functional.mse_loss(run(x), y).backward()
     optimizer.step()
@@ -113,8 +102,28 @@ def forward(self, x):
 Block.forward = forward
 """
 SWITCHED = "model.gradient_checkpointing_enable = lambda: setattr(Block, 'recomputes', True)"
-EAGER = 'run = torch.compile(run, backend="aot_eager")'
-HALVED = f"{PLAIN}; run = torch.compile(run, backend=halved)"
+AOT = 'backend="aot_eager"'
+EAGER = f"run = torch.compile(run, {AOT})"
+OF_DROPOUT = f"""
+{PLAIN}
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+def forward_of(graph, inputs):  # of a compiler that does something wrong if there is dropout
+    global drops
+    names = " ".join(str(node.target) for node in graph.graph.nodes)
+    drops = "dropout" in names or "bernoulli" in names
+    return make_boxed_func(lambda *given: (torch.rand(SHIFT if drops else 0), graph(*given))[1])
+
+def backward_of(graph, inputs):
+    factor = FACTOR if drops else 1
+    return make_boxed_func(lambda *given: [x if x is None else x * factor for x in graph(*given)])
+
+wrong = aot_autograd(fw_compiler=forward_of, bw_compiler=backward_of)
+run = torch.compile(run, backend=wrong)
+"""
+HALVED = OF_DROPOUT.replace("FACTOR", "0.5").replace("SHIFT", "0")
+SHIFTED = OF_DROPOUT.replace("FACTOR", "1").replace("SHIFT", "3")
 AUTOCAST = """
 in_fp32 = run
 def run(x):
@@ -137,9 +146,112 @@ run = torch.compile(DDP(model), backend="aot_eager")
 """
 
 
-def probed(probing: Probing, folder: Path, how: str, kind: str) -> Answers:
+COMPILES = f"{PLAIN}; {EAGER}"
+ALWAYS_HALVED = HALVED.replace("if drops else 1", "")
+
+
+def probed(probing: Probing, folder: Path, how: str, *layouts: str) -> Answers:
     (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
-    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=(kind,), where=True))
+    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=layouts, where=True))
+
+
+def modes_of(answers: Answers) -> set[str]:
+    return {one.layout.kind for one in answers.layouts} & set(MODES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "modes", "relation"),
+    [
+        ("", {CHECKPOINTING}, ""),
+        (FORGETFUL, {CHECKPOINTING}, WITH_DROPOUT),
+        (f"{OWN_MASK}; {FORGETFUL}", {CHECKPOINTING}, WITH_DROPOUT),
+        (COMPILES, {COMPILE}, ""),
+        (f"{PLAIN}; run = DDP(torch.compile(model, {AOT}, fullgraph=True))", {COMPILE}, ""),
+        (f"{PLAIN}; model.compile({AOT})", {COMPILE}, ""),
+        (f"{PLAIN}; Block.inner = torch.compile(Block.inner, {AOT})", {COMPILE}, ""),
+        (HALVED, {COMPILE}, WITH_DROPOUT),
+        (ALWAYS_HALVED, {COMPILE}, "gradient"),
+    ],
+)
+def test_a_script_that_compiles_or_recomputes_is_run_without_that_too(
+    probing: Probing, tmp_path: Path, how: str, modes: set[str], relation: str
+) -> None:
+    answers = probed(probing, tmp_path, how)
+    assert modes_of(answers) == modes
+    (mode,) = modes
+    assert first_broken(answers) == ({mode: (relation, "")} if relation else {})
+    assert layout(answers, mode).layout.why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        PLAIN,
+        f"{PLAIN}; other = torch.compile(run)",  # and never called
+        f"{PLAIN}; run = torch.compile(run, disable=True)",
+        f"{PLAIN}; torch.no_grad()(checkpoint)(run, data[:2], use_reentrant=False)",
+    ],
+)
+def test_a_script_that_does_neither_has_the_usual_layouts(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    answers = probed(probing, tmp_path, how)
+    assert [one.layout.kind for one in answers.layouts] == [RANKS, ACCUMULATION, BOTH]
+    assert NO_DROPOUT in answers.not_tested
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [FORGETFUL, HALVED])
+def test_layouts_that_the_user_names_are_all_that_runs(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    answers = probed(probing, tmp_path, how, RANKS)
+    assert [one.layout.kind for one in answers.layouts] == [RANKS]
+    assert first_broken(answers) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", ["run = torch.compile(run)", "inner = run; run = torch.compile(lambda x: 1 * inner(x))"]
+)
+def test_a_mode_without_an_answer_that_nobody_asked_for_is_not_tested(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    answers = probed(probing, tmp_path, f"{PLAIN}; {OWN_MASK}; {how}")
+    assert modes_of(answers) == set()
+    (line,) = (line for line in answers.not_tested if "torch.compile" in line)
+    assert line == f"with and without torch.compile: {OWN_DRAWS}"
+
+
+BROKEN_COMPILER = """
+def broken(graph, inputs):
+    raise RuntimeError("no compiler")
+run = torch.compile(run, backend=broken)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "broken"), [("", {}), (FORGETFUL, {CHECKPOINTING})])
+def test_where_a_compiler_fails_everything_is_run_eagerly_and_it_is_not_tested(
+    probing: Probing, tmp_path: Path, how: str, broken: set[str]
+) -> None:
+    answers = probed(probing, tmp_path, f"{how}{BROKEN_COMPILER}")
+    assert modes_of(answers) == {CHECKPOINTING}
+    assert set(first_broken(answers)) == set(broken)
+    (line,) = (line for line in answers.not_tested if "torch.compile" in line)
+    assert line.startswith("with and without torch.compile: the compiler fails on this machine")
+    assert "no compiler" in line
+
+
+def test_a_report_says_why_a_mode_was_run() -> None:
+    answers = Answers("", [Compared(Layout("eagerly", why="the script compiles"))])
+    answers.layouts[0].with_dropout = True
+    why = "the script compiles; one step had dropout"
+    assert f"    run because {why}" in text(answers, 1.0)
+    assert as_json(answers, 1.0)["layouts"][0]["why"] == why
+    assert as_json(Answers("", [Compared(Layout("2 ranks"))]), 1.0)["layouts"][0]["why"] is None
 
 
 @pytest.mark.parametrize(
@@ -245,9 +357,7 @@ def test_where_the_loss_has_no_slope_compiled_code_is_compared_with_eager_code(
 def test_a_compiler_with_masks_of_its_own_is_not_tested_where_the_loss_has_no_slope(
     probing: Probing, tmp_path: Path
 ) -> None:
-    answers = probed(
-        probing, tmp_path, f"{PLAIN}; run = torch.compile(run, backend=shifted){DETACHED}", COMPILE
-    )
+    answers = probed(probing, tmp_path, f"{SHIFTED}{DETACHED}", COMPILE)
     assert first_broken(answers) == {}
     assert [what for what in answers.not_tested if what.startswith(COMPILED_DROPOUT)]
 

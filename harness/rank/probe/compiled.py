@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -34,7 +35,15 @@ def warm_up() -> None:
 
 
 names: list[str] = []
-"""The names of what the script has compiled."""
+"""The names of what the script has asked to compile."""
+
+
+def graphs() -> int:
+    """How many graphs were compiled in this process: what a script asks to compile may never be
+    called, or be what the compiler skips."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters["stats"]["unique_graphs"]) if utils else 0
+
 
 Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any]], Any]
 """Takes the modules of a function, a call of the function, and its other arguments."""
@@ -53,6 +62,8 @@ def install(eager: bool, around: Around) -> None:
 
     if not hasattr(torch, "compile"):
         return
+    if eager and "torch._dynamo" in sys.modules:  # a package may have compiled when it was imported
+        _compile_nothing()
     original = torch.compile
 
     @functools.wraps(original)
@@ -60,13 +71,20 @@ def install(eager: bool, around: Around) -> None:
         function = arguments[0] if arguments else keywords.get("model")
         if function is not None:
             names.append(getattr(function, "__name__", type(function).__name__))
-        if eager and hasattr(getattr(torch, "compiler", None), "set_stance"):
-            torch.compiler.set_stance("force_eager")
+        if eager:
+            _compile_nothing()
         output = original(*arguments, **keywords)
         alone = function is None or isinstance(function, torch.nn.Module)
         return output if alone else _around(function, output, around)
 
     torch.compile = compiled
+
+
+def _compile_nothing() -> None:
+    import torch
+
+    if hasattr(getattr(torch, "compiler", None), "set_stance"):
+        torch.compiler.set_stance("force_eager")
 
 
 def _around(function: Any, compiled: Any, around: Around) -> Any:

@@ -59,6 +59,8 @@ class Assignment:
     """Of ``modes``; empty for that of the script."""
     dropout: bool = False
     """Whether dropout stays on."""
+    eager: bool = False
+    """Whether nothing is compiled in any mode, because a compiler fails on this machine."""
     on_cpu: bool = False
     """Whether what the script asks of CUDA is done on the CPU."""
     folders: list[str] = field(default_factory=list)

@@ -165,8 +165,12 @@ class MicroBatches:
                 trained = (each for each in modules if _trains(each) and _has_weights(each))
                 for module in islice(trained, 1):
                     seen = self._begin(module, arguments, keywords)
+            if seen:
+                self._draws.begin()
             with without_mode():
                 output = call()
+            if seen:
+                self._draws.end()
         finally:
             self._depth -= 1
         # a function may also make the backward, or the step, itself

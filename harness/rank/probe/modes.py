@@ -40,7 +40,8 @@ class Mode:
     def __init__(self, name: str) -> None:
         self._name = name
         self.checkpoints = 0
-        """How many calls were not recomputed."""
+        """How many calls recompute, or would without KEPT: those of torch's ``checkpoint`` that
+        train, and the model's own switch if it is on."""
 
     def install(self) -> None:
         """Replace torch's ``checkpoint``, or set up the compiler, before anything of the script
@@ -49,23 +50,27 @@ class Mode:
             import torch._inductor.config
 
             torch._inductor.config.fallback_random = True
-        if self._name == KEPT:
-            import torch.utils.checkpoint
+        import torch.utils.checkpoint
 
-            Patches().wrap_everywhere(torch.utils.checkpoint.checkpoint, self._call, eager=True)
+        Patches().wrap_everywhere(torch.utils.checkpoint.checkpoint, self._call, eager=True)
 
-    def _call(self, _: Any, /, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        self.checkpoints += 1
+    def _call(self, checkpoint: Any, /, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        import torch
+
+        self.checkpoints += torch.is_grad_enabled()
+        if self._name != KEPT:
+            return checkpoint(function, *arguments, **keywords)
         others = {name: value for name, value in keywords.items() if name not in OF_CHECKPOINT}
         return function(*arguments, **others)
 
-    def _switch_off(self, model: Any) -> None:
-        """Switch recomputation off where a model has a switch: its other branch may compute
-        something else."""
+    def _look_at_switch(self, model: Any) -> None:
+        """Note a model's own switch for recomputation, and switch it off if activations are kept:
+        its other branch may compute something else."""
         off = _method(model, OFF)
         if off is not None and getattr(model, "is_gradient_checkpointing", False):
-            off()
             self.checkpoints += 1
+            if self._name == KEPT:
+                off()
 
     def meet(self, model: Any) -> None:
         """Change the model, which is called for the first time."""
@@ -76,8 +81,8 @@ class Mode:
             if (switch := _method(inner, ON)) is None:
                 raise RuntimeError(NO_SWITCH)
             switch()
-        if self._name == KEPT:
-            self._switch_off(inner)
+        else:
+            self._look_at_switch(inner)
 
 
 def _method(model: Any, names: Sequence[str]) -> Any:

@@ -77,6 +77,7 @@ class Watch:
         self.optimizers, self.workers = Optimizers(), Workers()
         self.saves, self.frozen = Saves(self.model.names), Frozen(self.model.names)
         self.mode = modes.Mode(assignment.mode)
+        self._compiled_before = compiled.graphs()
         self.end = ""
         """The error with which the script ended after the last step."""
         self._goes_on = assignment.saves or assignment.goes_on
@@ -97,6 +98,7 @@ class Watch:
             self.record.steps[0] |= self.optimizers.report()
         if self.record.steps:
             self.record.steps[0]["checkpoints"] = self.mode.checkpoints
+            self.record.steps[0]["compiled"] = compiled.graphs() > self._compiled_before
             watchers = self.workers, self.saves, self.frozen
             remarks = [line for watcher in watchers for line in watcher.report()]
             self.record.steps[0]["remarks"] = remarks
@@ -146,8 +148,11 @@ class Watch:
         events.instrument.on(events.Backward, before=self._await_optimizer)
         if self.assignment.one_order:
             draw_one_order()
-        eager = self.assignment.mode == modes.EAGER or (
-            not self.assignment.mode and (bool(self.assignment.shift) or self.noise.is_random)
+        moves = bool(self.assignment.shift) or self.noise.is_random
+        eager = (
+            self.assignment.eager
+            or self.assignment.mode == modes.EAGER
+            or (moves and not self.assignment.mode)
         )
         compiled.install(eager, self.model.around_compiled)
         self.reported.install(lambda: len(self.record.seen) - 1)
@@ -296,7 +301,6 @@ class Watch:
                 "shims": list(script_shims.installed),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,
-                "compiled": list(compiled.names),
             }
         current["evaluated"] = self.model.evaluates()
         self.record.keep()

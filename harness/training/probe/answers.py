@@ -19,6 +19,8 @@ class Answers:
     layouts: list[Compared] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     not_tested: list[str] = field(default_factory=list)
+    unanswered: dict[str, str] = field(default_factory=dict)
+    """By layout that nobody asked for, why it gave no answer."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of each run."""
     releases: Mapping[str, str] = field(default_factory=dict)

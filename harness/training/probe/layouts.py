@@ -17,7 +17,8 @@ SEED = "seed"
 AGAINST = "against"
 """A layout in the other environment."""
 COMPILE, CHECKPOINTING = "compile", "checkpointing"
-"""The script in another mode: compiled or not, with or without recomputation; only on request."""
+"""The script in another mode: compiled or not, with or without recomputation; on request, and where
+the script itself compiles or recomputes."""
 LAYOUTS = (RANKS, ACCUMULATION, BOTH, RESUME, SEED, RANKS_RESUME, COMPILE, CHECKPOINTING)
 USUAL = LAYOUTS[:5]
 MODES = LAYOUTS[6:]
@@ -74,6 +75,11 @@ class Settings:
 
     where: bool = False
     """Whether to find out where the first BROKEN layout parts from the reference."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the user leaves the choice of layouts to probe."""
+        return not (self.layouts or self.relations or self.against)
 
     def __post_init__(self) -> None:
         parts = (1 if self.same_rows else self.ranks) * self.k
@@ -141,6 +147,8 @@ class Layout:
     """Of ``rank/probe/modes``; empty for that of the script."""
     dropout: bool = False
     """Whether dropout stays on."""
+    why: str = ""
+    """Why it is run although the user did not ask for it; empty for what always runs."""
 
     @property
     def resumed(self) -> bool:

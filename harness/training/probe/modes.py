@@ -1,21 +1,29 @@
 """The layouts ``compile`` and ``checkpointing``: the script in another mode, and with dropout.
 
 All other layouts are run in one mode and without dropout, so a compiler that changes a gradient, or
-a recomputation that draws other masks, is the same in all of them.
+a recomputation that draws other masks, is the same in all of them. They run on request, and where
+the script itself compiles or recomputes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from harness.bugs.api.numbers import finite
-from harness.rank.compare import SAFE, Named, distances, length, share, spread
+from harness.rank.compare import SAFE, Named, Spread, distances, length, share, spread
 from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED, SAME_MASKS
-from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.plausibility import Direction, Steep, wrong_slope
+from harness.training.probe.compare.plausibility import (
+    CHANGES,
+    Direction,
+    Steep,
+    ends_of_slope,
+    steep,
+    wrong_slope,
+)
 from harness.training.probe.compare.reference import Reference, as_one
 from harness.training.probe.layouts import (
     CHECKPOINTING,
@@ -55,13 +63,68 @@ NO_MASKS = (
 )
 
 
+WHY = {
+    COMPILE: "the script compiles, and no other layout shows what a compiler changes",
+    CHECKPOINTING: "the script recomputes activations, and no other layout shows what that changes",
+}
+"""Why a mode is run although the user did not ask for it."""
+
+NOTHING_COMPILED = "the compiler skipped the whole model, so nothing was compiled"
+
+NOT_AT_FIRST = "the first step runs no compiled code"
+
+STILL_COMPILED = "this torch cannot run it eagerly: it has no torch.compiler.set_stance"
+
+OWN_DRAWS = "the model draws random numbers itself, and compiled code may draw others"
+
+
 def layouts(settings: Settings, reference_run: Run) -> Iterator[Layout]:
-    """The modes that a user asks for, other than the script's own."""
-    if COMPILE in settings.layouts:
-        is_compiled = bool(reference_run.ranks[0][0]["compiled"])
-        yield _in_mode(settings, COMPILE, EAGER if is_compiled else COMPILED)
-    if CHECKPOINTING in settings.layouts:
-        yield _in_mode(settings, CHECKPOINTING, KEPT)
+    """The modes other than the script's own: those that the user asks for, and, if the user leaves
+    the choice to probe, those whose counterpart the script uses."""
+    compiles, recomputes = (_any(reference_run, what) for what in ("compiled", "checkpoints"))
+    for kind, is_used, mode in (
+        (COMPILE, compiles, EAGER if compiles else COMPILED),
+        (CHECKPOINTING, recomputes, KEPT),
+    ):
+        layout = _in_mode(settings, kind, mode)
+        if kind in settings.layouts:
+            yield layout
+        elif is_used and settings.is_usual:
+            yield replace(layout, why=WHY[kind])
+
+
+COMPILER_FAILS = (
+    "the compiler fails on this machine, so what the script compiles was run eagerly ({why})"
+)
+
+OF_COMPILER = re.compile(
+    r"^(\[rank\d+\]:\s*)?torch\._(dynamo|inductor)\.exc\.|(torch\.compile|Dynamo) is not supported",
+    re.MULTILINE,
+)
+"""Matches the last lines of a script that a compiler has ended."""
+
+
+def why_not_compiled(run: Run) -> str:
+    """The message of a compiler that has ended a run; empty if something else did, or nothing."""
+    if not (run.failure and OF_COMPILER.search(run.log)):
+        return ""
+    message = run.failure.partition(": ")[2].partition(" Set TORCHDYNAMO_VERBOSE")[0]
+    return COMPILER_FAILS.format(why=message or run.failure)
+
+
+def with_dropout(
+    settings: Settings, in_modes: Iterable[Layout], perturbed: Iterable[Run]
+) -> Iterator[Layout]:
+    """The run of compiled code with dropout that one of these modes will need: it takes longest, so
+    it begins early."""
+    is_random = any(_any(run, "rates", "draws") for run in perturbed if run.ranks)
+    if any(one.kind == COMPILE and (is_random or not one.why) for one in in_modes):
+        yield _dropped(settings, COMPILED)
+
+
+def _any(run: Run, *facts: str) -> bool:
+    """Whether one of these facts of the first step holds on a rank."""
+    return any(steps[0][fact] for steps in run.ranks for fact in facts)
 
 
 def _in_mode(settings: Settings, kind: str, mode: str) -> Layout:
@@ -70,32 +133,69 @@ def _in_mode(settings: Settings, kind: str, mode: str) -> Layout:
 
 
 def compared(
-    runner: Runner, settings: Settings, run: Run, compare: Callable[[Run], Compared]
+    runner: Runner,
+    settings: Settings,
+    baseline: Reference,
+    run: Run,
+    compare: Callable[[Run], Compared],
 ) -> Compared:
-    """Compare a mode with the reference, first without dropout and then with it."""
-    if run.layout.kind == COMPILE:
-        comparison = compare(run)
-        if comparison.as_reference:
-            _add(comparison, _compiled_with_dropout(runner, settings, comparison))
-        return comparison
-    if not run.failure and not run.ranks[0][0]["checkpoints"]:
+    """Compare a mode with the reference, first without dropout and then with it. What nobody asked
+    for is compared with dropout only if the model draws random numbers."""
+    if run.layout.kind == CHECKPOINTING and not (run.failure or _any(run, "checkpoints")):
         run = runner.start(_in_mode(settings, CHECKPOINTING, RECOMPUTED)).result()
     comparison = compare(run)
-    if comparison.as_reference:
-        _add(comparison, _masks(runner, settings, run.layout.mode))
-    elif comparison.broken and run.ranks[0][0]["draws"]:
+    reason = ""
+    if comparison.as_reference and run.layout.kind == COMPILE:
+        reason = _compare_compiled(comparison, baseline, as_one(run, settings.same_rows))
+    is_random = comparison.as_reference and (not run.layout.why or _any(run, "rates", "draws"))
+    if is_random and reason in ("", OWN_DRAWS):
+        outcome = (
+            _compiled_with_dropout(runner, settings, comparison)
+            if run.layout.kind == COMPILE
+            else _masks(runner, settings, run.layout.mode)
+        )
+        _add(comparison, outcome)
+    elif run.layout.kind == CHECKPOINTING and comparison.broken and run.ranks[0][0]["draws"]:
         fault = comparison.broken[0]  # the model draws masks itself, which nobody switched off
         if fault.relation == "gradient":
             comparison.broken[0] = replace(fault, relation=WITH_DROPOUT)
+    if comparison.as_reference:
+        comparison.no_answer = reason
     return comparison
 
 
+def _compare_compiled(comparison: Compared, baseline: Reference, run: Run) -> str:
+    """Compare the gradients of compiled code with those of eager code, where one is the reference
+    and the other its layout. The reference's tolerance does not do that: the perturbed runs compile
+    nothing, so it contains whatever a compiler changes. Returns why it cannot be done."""
+    if run.layout.mode == COMPILED:
+        return "" if _any(run, "compiled") else NOTHING_COMPILED
+    if _any(run, "compiled"):
+        return STILL_COMPILED
+    eager = Reference(run.ranks[0], baseline.rounded)
+    for number, (step, expected) in enumerate(zip(baseline.steps, eager.steps, strict=False)):
+        if step["draws"] or expected["draws"]:
+            return OWN_DRAWS
+        noise = eager.spread(number, "raw" if expected["raw"] else "grad")
+        if names := _above(noise, _far(_gradient(step), _gradient(expected))):
+            text = f"compiled, that of {several(names)} is {_in_words(step, expected, names)}"
+            ratio = share(_gradient(step), _gradient(expected), names).ratio
+            fault = Broken("gradient", f"{text} that of eager code", ratio, parameters=tuple(names))
+            comparison.broken, comparison.step = [fault], number + 1
+            break
+    return ""
+
+
 def _add(comparison: Compared, outcome: Broken | str) -> None:
-    """Note what dropout shows: a fault, or why there is no answer."""
+    """Note what dropout shows: a fault, or why there is no answer. If nobody asked, what was
+    compared without dropout is an answer."""
     if isinstance(outcome, Broken):
         comparison.broken, comparison.step = [outcome], 1
+    elif outcome and comparison.layout.why:
+        comparison.not_tested.append(f"{comparison.layout.name}, with dropout ({outcome})")
     elif outcome:
         comparison.no_answer = outcome
+    comparison.with_dropout = isinstance(outcome, Broken) or not outcome
 
 
 def _dropped(settings: Settings, mode: str) -> Layout:
@@ -114,9 +214,14 @@ def _compiled_with_dropout(
     run = as_one(runner.start(layout).result(), settings.same_rows)
     if run.failure:
         return f"{layout.name}: {run.failure}"
+    if not _any(run, "compiled"):
+        return NOT_AT_FIRST
+    baseline, directions = Reference.of(run, []), (Direction.EARLY, Direction.LATE)
+    for direction in directions:
+        for end in ends_of_slope(settings, baseline, CHANGES[0], layout, direction):
+            runner.start(end)
     measured = {
-        direction: slopes(runner, settings, Reference.of(run, []), layout, direction)
-        for direction in (Direction.EARLY, Direction.LATE)
+        direction: slopes(runner, settings, baseline, layout, direction) for direction in directions
     }
     for direction, steeps in measured.items():
         slope = wrong_slope(steeps)
@@ -209,22 +314,34 @@ def _in_words(step: Step, expected: Step, names: list[str]) -> str:
     part = share(_gradient(step), _gradient(expected), names)
     if not finite(part.ratio):
         return "not finite, unlike"
+    if part.is_factor:
+        return f"{part.ratio:.4g} times"
     return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
 
 
 def _unlike(runner: Runner, settings: Settings, step: Step, expected: Step, mode: str) -> list[str]:
     """The parameters whose gradients differ by more than NEAR, and by more than rounding moves
-    those of the expected step, which has this mode. The norm of all hides that: gradients behind a
-    small factor, such as that of LayerScale, are far smaller than those of the last bias."""
-    gradient, twin = _gradient(step), _gradient(expected)
-    twin = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
-    far = distances(gradient, twin)
-    names = [name for name, values in twin.items() if not far[name] <= NEAR * length(values)]
-    if not names:
+    those of the expected step, which has this mode."""
+    far = _far(_gradient(step), _gradient(expected))
+    if not far:
         return []
     steps = [_first_step(runner, settings, each) for each in rounding(_dropped(settings, mode))]
-    noise = spread([_gradient(each) for each in steps if not isinstance(each, str)], twin)
-    return [name for name in names if not far[name] <= SAFE * noise[name]]
+    gradients = [_gradient(each) for each in steps if not isinstance(each, str)]
+    return _above(spread(gradients, _gradient(expected)), far)
+
+
+def _far(gradient: Named, twin: Named) -> dict[str, float]:
+    """By name, the distances of the gradients that differ by more than NEAR. The norm of all hides
+    that: gradients behind a small factor, such as that of LayerScale, are far smaller than those of
+    the last bias."""
+    twin = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
+    far = distances(gradient, twin)
+    return {n: far[n] for n, values in twin.items() if not far[n] <= NEAR * length(values)}
+
+
+def _above(noise: Spread, far: Mapping[str, float]) -> list[str]:
+    """The names whose distances are more than rounding."""
+    return [name for name, distance in far.items() if not distance <= SAFE * noise[name]]
 
 
 def slopes(
@@ -237,12 +354,12 @@ def slopes(
     """How steep the loss is along the first step's gradient, or a part of it. If that is not as the
     gradient says, smaller steps are measured, too: over a large step, a loss is not straight."""
     measured: list[Steep | None] = []
-    for change in plausibility.CHANGES:
-        ends = plausibility.ends_of_slope(settings, baseline, change, base, direction)
+    for change in CHANGES:
+        ends = ends_of_slope(settings, baseline, change, base, direction)
         for layout in ends:
             runner.start(layout)
         runs = [as_one(runner.start(each).result(), settings.same_rows) for each in ends]
-        measured.append(plausibility.steep(baseline, runs, change))
+        measured.append(steep(baseline, runs, change))
         if measured[0] is None or measured[0].is_right:
             break
     return measured

@@ -64,12 +64,14 @@ def notes_on_run(run: Run, baseline: Reference) -> Iterator[str]:
             yield "after the resume, dropout draws other numbers than without the stop"
 
 
-def notes_on_reference(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
+def notes_on_reference(
+    baseline: Reference, perturbed: list[Run], layouts: Iterable[Compared]
+) -> Iterator[str]:
     """Notes on the reference, which all layouts are compared with."""
     yield from baseline.steps[0]["unlike"]
     yield from plausibility.notes_on_steps(baseline.steps)
-    if compiler_note := plausibility.note_on_compiler(baseline):
-        yield compiler_note
+    if all(found.layout.kind != COMPILE for found in layouts):  # otherwise that layout says it
+        yield from plausibility.note_on_compiler(baseline)
     if shims := baseline.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if loss_note := losses.note_on_loss(baseline.steps[0]["own"]):
@@ -86,10 +88,9 @@ def notes_on_reference(baseline: Reference, perturbed: list[Run]) -> Iterator[st
         yield "the reference itself has gradients left from the step before: is zero_grad missing?"
 
 
-ALWAYS = (
-    "faults that every layout has, as all are compared with the reference",
-    "dropout (switched off while probing)",
-)
+COMMON = "faults that every layout has, as all are compared with the reference"
+NO_DROPOUT = "dropout (switched off while probing)"
+DROPOUT_IN_MODES = "dropout on several ranks or micro-batches (switched off there)"
 
 
 def not_tested(
@@ -108,7 +109,9 @@ def not_tested(
         CHECKPOINTING: "with and without recomputation (--layouts checkpointing)",
     }
     for kind, name in names.items():
-        if kind not in kinds:
+        if why := answers.unanswered.get(kind):
+            yield f"{name.partition(' (')[0]}: {why}"
+        elif kind not in kinds:
             how = " (needs --save and --resume)" if kind == RESUME and settings.save is None else ""
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
@@ -130,6 +133,8 @@ def not_tested(
             f"updates of {1 - answers.decided:.0%} of the values, whose gradients are hardly more "
             "than rounding"
         )
-    yield from ALWAYS
+    yield COMMON
+    has_dropout = any(found.with_dropout for found in answers.layouts)
+    yield DROPOUT_IN_MODES if has_dropout else NO_DROPOUT
     if lane is Lane.CPU:
         yield "collectives of GPUs (needs --launch gpu)"

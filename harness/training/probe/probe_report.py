@@ -23,6 +23,8 @@ from harness.training.probe.layouts import (
     ACCUMULATION,
     AGAINST,
     BOTH,
+    CHECKPOINTING,
+    COMPILE,
     RANKS,
     RANKS_RESUME,
     RESUME,
@@ -145,7 +147,8 @@ def headline(answers: Answers) -> str:
     if broken:
         faults: dict[str, list[str]] = {_fault(comparison): [] for comparison in broken}
         for comparison in broken:
-            faults[_fault(comparison)].append(where(comparison.layout))
+            layout = comparison.layout
+            faults[_fault(comparison)].append(WRONG_MODE.get(layout.kind) or where(layout))
         clauses = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
         is_other = all(comparison.layout.kind == AGAINST for comparison in broken)
         verdict = "does not train the same" if is_other else "is not right"
@@ -197,6 +200,10 @@ def where(layout: Layout) -> str:
         SEED: "with another seed",
         AGAINST: _in_other(layout),
     }.get(layout.kind, layout.name)
+
+
+WRONG_MODE = {COMPILE: "with torch.compile", CHECKPOINTING: "with recomputation"}
+"""What is wrong if a mode is not as the reference: it may be the reference that uses it."""
 
 
 def _in_other(layout: Layout) -> str:
@@ -255,7 +262,15 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
         if results:
             yield f"    and as a result: {', '.join(results)}"
         yield from (f"    {one.relation}: {one.text}" for one in others if one.relation in SEPARATE)
+    if why := _why(comparison):
+        yield f"    run because {why}"
     yield from (f"    note: {note}" for note in comparison.notes)
+
+
+def _why(comparison: Compared) -> str:
+    """Why a layout was run that nobody asked for; empty for others."""
+    why = comparison.layout.why
+    return f"{why}; one step had dropout" if why and comparison.with_dropout else why
 
 
 def _kind(cause: Broken) -> str:
@@ -295,6 +310,7 @@ def _layout_json(comparison: Compared) -> dict[str, Any]:
     return {
         "name": comparison.layout.name,
         "kind": comparison.layout.kind,
+        "why": _why(comparison) or None,
         "ranks": comparison.layout.world,
         "micro_batches": comparison.layout.k,
         "status": comparison.status,

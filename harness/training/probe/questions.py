@@ -26,6 +26,7 @@ from harness.training.probe.compare.reference import Reference, as_one, without_
 from harness.training.probe.compare.whole_run import epoch, evaluation, saved, schedule
 from harness.training.probe.layouts import (
     AGAINST,
+    COMPILE,
     MODES,
     RANKS_RESUME,
     SAMPLES,
@@ -58,6 +59,11 @@ VAIN = (
     "all its rows equal?"
 )
 
+VAIN_COMPILED = (
+    "the gradient of the compiled reference is not that of eager code, with which probe measures "
+    "rounding, so nothing can be compared"
+)
+
 
 REFERENCE_S = "the reference's"
 
@@ -74,9 +80,18 @@ def probe(
     Inconclusive if the reference gives no answer."""
     base = reference(settings)
     layouts = compared(settings)
-    for layout in (base, *rounding(base), *layouts):
-        _runner_of(layout, runner, other).start(layout)
-    ranks = runner.start(base).result()
+
+    def start() -> Run:
+        for layout in (base, *rounding(base), *layouts):
+            _runner_of(layout, runner, other).start(layout)
+        return runner.start(base).result()
+
+    ranks = start()
+    no_compiler = "" if COMPILE in settings.layouts else modes.why_not_compiled(ranks)
+    if no_compiler:
+        for each in filter(None, (runner, other)):
+            each.run_eagerly()
+        ranks = start()
     reference_run = as_one(ranks, settings.same_rows)
     refuse_unusable(reference_run)
     perturbed = [_result(runner, settings, each) for each in rounding(base)]
@@ -97,8 +112,12 @@ def probe(
         script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
     )
+    if no_compiler:
+        answers.unanswered[COMPILE] = no_compiler
+    odd_compiler = plausibility.unlike_eager(baseline)
+    vain = (VAIN_COMPILED if odd_compiler else VAIN) if undecided else ""
     in_modes = list(modes.layouts(settings, ranks))
-    for layout in in_modes:
+    for layout in [*in_modes, *modes.with_dropout(settings, in_modes, perturbed)]:
         runner.start(layout)
     for layout in [*layouts, *in_modes]:
         of_layout = _runner_of(layout, runner, other)
@@ -110,9 +129,8 @@ def probe(
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
             elif layout.kind in MODES:
-                comparison = modes.compared(
-                    runner, settings, run, partial(_against_reference, runner, settings, baseline)
-                )
+                against_reference = partial(_against_reference, runner, settings, baseline)
+                comparison = modes.compared(runner, settings, baseline, run, against_reference)
             elif layout.kind == SEED:
                 usual = runner.start(without_a_stop(settings)).result()
                 comparison = _seeded(
@@ -127,8 +145,11 @@ def probe(
                     if layout.goes_on:
                         answers.other_notes = _notes_on_other(whole_run, settings)
                 _compare_whole(comparison, settings, run, reference_run)
-            if undecided and comparison.as_reference:
-                comparison.no_answer = VAIN
+            if comparison.as_reference and not (odd_compiler and layout.kind == COMPILE):
+                comparison.no_answer = vain
+            if layout.why and comparison.no_answer:
+                answers.unanswered[layout.kind] = comparison.no_answer
+                continue
             answers.layouts.append(comparison)
             report(comparison)
             answers.notes += notes_on_run(run, baseline)
@@ -139,7 +160,7 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    own_notes = list(notes_on_reference(baseline, perturbed))
+    own_notes = list(notes_on_reference(baseline, perturbed, answers.layouts))
     answers.notes += [*remarks(reference_run), *own_notes]
     answers.notes += [
         f"with {settings.against}, {note.replace(REFERENCE_S, 'its')}"
@@ -194,7 +215,7 @@ def _against(
 def _notes_on_other(run: Run, settings: Settings) -> list[str]:
     """What is noted on the reference, of the same layout in the other environment: faults that all
     layouts have there."""
-    return list(notes_on_reference(Reference.of(as_one(run, settings.same_rows), []), []))
+    return list(notes_on_reference(Reference.of(as_one(run, settings.same_rows), []), [], []))
 
 
 def _frozen_shift(

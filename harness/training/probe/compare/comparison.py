@@ -47,6 +47,8 @@ class Compared:
     """In the order of cause and effect."""
     notes: list[str] = field(default_factory=list)
     not_tested: list[str] = field(default_factory=list)
+    with_dropout: bool = False
+    """Whether a step with dropout was compared, too."""
     no_answer: str = ""
     log: str = ""
     moment: Moment | None = None

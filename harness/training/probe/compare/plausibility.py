@@ -62,18 +62,26 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
 
 
-def note_on_compiler(baseline: Reference) -> str:
+def note_on_compiler(baseline: Reference) -> Iterator[str]:
     """A note if the first gradient of a compiled loop is not that of the same loop without a
-    compiler: the perturbed runs compile nothing."""
-    step, written = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
-    if not step.get("compiled") or step["draws"] or len(written) < 2 or not norm(written[0]):
-        return ""
-    plain, again = written[:2]
-    if not are_near(plain, again, NEAR_SLOPE) or are_near(step["grad"], plain, NEAR_SLOPE):
-        return ""
-    part = share(step["grad"], plain)
-    aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
-    return f"{COMPILED} {part.ratio:.4g} times that of the same loop without torch.compile{aside}"
+    compiler."""
+    step = baseline.steps[0]
+    if unlike_eager(baseline) and not step["draws"]:
+        part = share(step["grad"], baseline.rounded[0][0]["grad"])
+        aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
+        text = f"times that of the same loop without torch.compile{aside}"
+        yield f"{COMPILED} {part.ratio:.4g} {text}"
+
+
+def unlike_eager(baseline: Reference) -> bool:
+    """Whether the first gradient of a compiled reference is not that of the perturbed runs, which
+    compile nothing and agree with each other."""
+    step, eager = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
+    if not step.get("compiled") or len(eager) < 2 or not norm(eager[0]):
+        return False
+    plain, again = eager[:2]
+    agree = are_near(plain, again, NEAR_SLOPE)
+    return agree and not are_near(step["grad"], plain, NEAR_SLOPE)
 
 
 def are_near(gradient: Named, twin: Named, share: float) -> bool:

@@ -13,6 +13,7 @@ from harness.training.probe.compare.mistakes import NEAR
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.layouts import (
     AGAINST,
+    COMPILE,
     RANKS_RESUME,
     SEEDS,
     Layout,
@@ -44,6 +45,8 @@ def locate(
     if (place := stage_of_relation(comparison)) is not None:
         return place
     moment, name = comparison.moment, comparison.layout.name
+    if moment is None and comparison.layout.kind == COMPILE:
+        return undetermined(name, "probe does not look into compiled code")
     if moment is None:
         return undetermined(name, "no step of it was compared")
     if clips_too_often(moment):
