@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,28 @@ def load(method):
     )
     train(loader)
 
+class Noise:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        import numpy, torch
+
+        return torch.tensor([numpy.random.rand(), 0.0, 0.0, row])
+
+def seed_alike(worker):
+    import numpy
+
+    numpy.random.seed(0)
+
+def draw(method, alike):
+    import torch
+
+    train(torch.utils.data.DataLoader(
+        Noise(), batch_size=2, num_workers=2, multiprocessing_context=method,
+        worker_init_fn=seed_alike if alike else None,
+    ))
+
 def work(method, function):
     worker = multiprocessing.get_context(method).Process(target=function)
     worker.start()
@@ -50,6 +73,8 @@ if __name__ == "__main__":
         import torch
     if case == "loader":
         load(method)
+    elif case in ("alike", "unlike"):
+        draw(method, case == "alike")
     else:
         os.write(1, b"%d" % work(method, train_and_fail if case == "fails" else train))
 """
@@ -79,3 +104,15 @@ def test_a_worker_that_loads_data_says_nothing(method: str, sandbox: Sandbox) ->
     assert end.code == 0, end.err
     assert end.err.count("guard: 6 steps, 5 checked; ") == 1, end.err
     assert end.err.count("guard: watches torch") == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", ["alike", "unlike"])
+def test_workers_that_draw_alike_are_told_however_they_are_started(
+    method: str, case: str, sandbox: Sandbox
+) -> None:
+    """Since Python 3.14 they come from a fork server, and nothing that a process has is in them."""
+    files = set(Path("/dev/shm").glob("guard-*"))
+    end = run(sandbox, method, case)
+    assert ("draw the same random numbers" in end.err) == (case == "alike"), end.err
+    assert set(Path("/dev/shm").glob("guard-*")) <= files

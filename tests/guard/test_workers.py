@@ -78,7 +78,7 @@ def rows() -> Iterator[Rows]:
     numbers = rows.numbers
     subscriptions: list[Any] = [
         on(events.DrawnIndex, after=lambda event: rows.drawn(event.owner, event.value)),
-        on(events.NewIterator, after=lambda event: numbers.begin(event.owner)),
+        on(events.NewIterator, after=lambda event: numbers.begin(event.owner, event.loader)),
         on(
             events.NewFetcher,
             before=lambda event: numbers.worker_begins(event.dataset),

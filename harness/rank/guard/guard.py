@@ -504,7 +504,7 @@ class Guard:
 
     def _new_iterator(self, event: NewIterator) -> None:
         if not is_worker():
-            self.rows.numbers.begin(event.owner)
+            self.rows.numbers.begin(event.owner, event.loader)
 
     def _worker_begins(self, event: NewFetcher) -> None:
         self.rows.numbers.worker_begins(event.dataset)

@@ -2,8 +2,10 @@
 draw others.
 
 A worker is another process, and nobody asks it anything. It writes into memory that the process
-that trains has shared with it by forking: the states of the generators from which its first batch
-has drawn, before it drew.
+that trains shares with it: the states of the generators from which its first batch has drawn,
+before it drew. A forked worker has that memory. One that is spawned, or comes from a fork server as
+by default since Python 3.14, opens a file that is named after the process that trains and the seed
+of the loader's workers.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import multiprocessing
+import os
 import random
 import sys
+import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from multiprocessing.process import parent_process
 from typing import Any
 
 import torch
@@ -48,19 +54,56 @@ class WorkerNumbers:
         self._slots: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
         self._newest: mmap.mmap | None = None
         """What the workers that are forked next share."""
+        self._files: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """What removes the files of iterators whose workers are not forked."""
+        self._has_joined = False
+        """Whether this is a worker that was not forked, and has looked for its file."""
         self._before: dict[str, Any] = {}
         self._sources: dict[str, str] = {}
         """In a worker, the states with which streams choose their sources."""
 
-    def begin(self, iterator: Any) -> None:
-        """Share memory with the workers that an iterator is about to fork."""
-        workers = getattr(iterator, "_num_workers", 0)
-        self._newest = mmap.mmap(-1, SLOT * workers) if workers else None
-        if self._newest is not None:
-            self._slots[iterator] = self._newest
+    def begin(self, iterator: Any, loader: Any) -> None:
+        """Share memory with the workers that an iterator is about to start."""
+        self._newest, workers = None, getattr(iterator, "_num_workers", 0)
+        if not workers:
+            return
+        memory = mmap.mmap(-1, SLOT * workers) if forks(loader) else self._file(iterator, workers)
+        if memory is not None:
+            self._newest = self._slots[iterator] = memory
+
+    def _file(self, iterator: Any, workers: int) -> mmap.mmap | None:
+        """A file that is there until an iterator is compared; None if it cannot be made, or if
+        another loader with the same seed has it."""
+        path = _path(os.getpid(), iterator._base_seed)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError:
+            return None
+        try:
+            os.truncate(file, SLOT * workers)
+            memory = mmap.mmap(file, SLOT * workers)
+        finally:
+            os.close(file)
+        self._files[iterator] = weakref.finalize(iterator, _remove, path)
+        return memory
+
+    def _join(self) -> None:
+        """In a worker that was not forked: share the memory of its loader."""
+        worker, parent = torch.utils.data.get_worker_info(), parent_process()
+        if self._has_joined or worker is None or parent is None or parent.pid is None:
+            return
+        self._has_joined = True
+        with contextlib.suppress(OSError, ValueError):
+            file = os.open(_path(parent.pid, worker.seed - worker.id), os.O_RDWR)
+            try:
+                self._newest = mmap.mmap(file, SLOT * worker.num_workers)
+            finally:
+                os.close(file)
 
     def worker_begins(self, dataset: Any) -> None:
         """In a worker: note the states before anything is read."""
+        if self._newest is None:
+            self._join()
         if self._newest is not None and not self._before:
             self._before = {name: state_of(one) for name, one in _generators(dataset)}
 
@@ -100,6 +143,28 @@ class WorkerNumbers:
     def forget(self, iterator: Any) -> None:
         """Let go of the memory of an iterator that has been compared."""
         self._slots.pop(iterator, None)
+        if (remove := self._files.pop(iterator, None)) is not None:
+            remove()
+
+
+SHARED = "/dev/shm"
+"""A folder in memory; the one for temporary files where there is none."""
+
+
+def _path(process: int, seed: int) -> str:
+    folder = SHARED if os.path.isdir(SHARED) else tempfile.gettempdir()
+    return os.path.join(folder, f"guard-workers-{process}-{seed}")
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def forks(loader: Any) -> bool:
+    """Whether the workers of a loader are forked."""
+    context = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 class Draws:
