@@ -322,7 +322,12 @@ def test_a_model_that_cannot_recompute_has_no_answer(probing: Probing, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "name"),
-    [("", "compiled"), (PLAIN, "compiled"), (f"{PLAIN}; {EAGER}", "without torch.compile")],
+    [
+        ("", "compiled"),
+        (PLAIN, "compiled"),
+        (f"{PLAIN}; run = torch.compile(run, disable=True)", "compiled"),
+        (COMPILES, "without torch.compile"),
+    ],
 )
 def test_a_right_compiler_is_right(probing: Probing, tmp_path: Path, how: str, name: str) -> None:
     answers = probed(probing, tmp_path, how, COMPILE)

@@ -69,7 +69,7 @@ def install(eager: bool, around: Around) -> None:
     @functools.wraps(original)
     def compiled(*arguments: Any, **keywords: Any) -> Any:
         function = arguments[0] if arguments else keywords.get("model")
-        if function is not None:
+        if function is not None and not keywords.get("disable"):
             names.append(getattr(function, "__name__", type(function).__name__))
         if eager:
             _compile_nothing()

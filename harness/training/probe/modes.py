@@ -69,7 +69,9 @@ WHY = {
 }
 """Why a mode is run although the user did not ask for it."""
 
-NOTHING_COMPILED = "the compiler skipped the whole model, so nothing was compiled"
+NOTHING_COMPILED = (
+    "nothing was compiled: the script does not call what it compiles, or the compiler skips it"
+)
 
 NOT_AT_FIRST = "the first step runs no compiled code"
 
@@ -195,7 +197,8 @@ def _add(comparison: Compared, outcome: Broken | str) -> None:
         comparison.not_tested.append(f"{comparison.layout.name}, with dropout ({outcome})")
     elif outcome:
         comparison.no_answer = outcome
-    comparison.with_dropout = isinstance(outcome, Broken) or not outcome
+    decided = isinstance(outcome, Broken) or not (outcome or comparison.not_tested)
+    comparison.with_dropout = decided
 
 
 def _dropped(settings: Settings, mode: str) -> Layout:
