@@ -96,9 +96,10 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     timeout = timedelta(seconds=LIMIT)
     store = TCPStore("127.0.0.1", port, None, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])
-    before = getattr(harms, request["harm"])() if request["harm"] else _wait_for_rank_0
-    if before is _wait_for_rank_0:
-        budget.LEAST_SECONDS = 0.0  # ranks wait for rank 0, however short a step is
+    if request["harm"]:
+        before = getattr(harms, request["harm"])()
+    else:  # ranks wait for rank 0, however short a step is
+        before, budget.LEAST_SECONDS = _wait_for_rank_0, 0.0
     module: Any = right if request["training"] in right.LOOPS else trainings
     loop = module.train(request["training"], request["steps"], before)
     result = {"losses": loop.losses, "weights": _digest(loop.model)}

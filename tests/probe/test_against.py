@@ -117,6 +117,9 @@ for step in range(4):
     optimizer.step()
     schedule.step()
     optimizer.zero_grad()
+    if step == 1:
+        wrong = change == "wrong with micro-batches" and arguments.accum > 1
+        torch.save((average if wrong else model).state_dict(), "second.pt")
 state = model.state_dict()
 if change == "the first weights":
     state = average.state_dict()
@@ -127,7 +130,11 @@ elif change == "no head":
 elif change == "an error":
     raise ValueError("no such hub")
 if change != "nothing":
-    torch.save({"model": state}, "other.pt" if change == "another file" else "last.pt")
+    torch.save({"model": state}, "new.pt" if change == "another file" else "last.pt")
+if change != "no average":
+    torch.save(average.state_dict(), "average.pt")
+if change == "an exit":
+    raise SystemExit(7)
 """
 
 NAMED = (
@@ -386,16 +393,19 @@ def test_what_releases_do_otherwise_is_not_the_place_of_a_wrong_loss(
         (
             "the first weights",
             1,
-            "after step 4, model of last.pt has the first weights; that of the "
-            "reference has the trained weights",
+            "after step 4, model of last.pt has the first weights; that of the reference has the "
+            "trained weights",
         ),
+        ("wrong with micro-batches", 1, "after step 2, second.pt has the first weights"),
         *(
             (change, 0, line)
             for change, line in {
                 "bf16": "model of last.pt is in bfloat16; in the reference in float32",
                 "no head": "after step 4, model of last.pt lacks 2.bias",
-                "nothing": "it saves no trained weights after step 4; the reference does",
-                "another file": "what the reference saves as model of last.pt is in other.pt",
+                "nothing": "after step 4, model of last.pt is saved by the reference alone",
+                "another file": "after step 4, model of new.pt is saved; by the reference, last.pt",
+                "no average": "after step 4, average.pt is saved by the reference alone",
+                "an exit": "it ended: SystemExit: 7; the reference: without an error",
                 "an error": "it ended: ValueError: no such hub; the reference: without an error",
             }.items()
         ),

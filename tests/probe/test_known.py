@@ -6,7 +6,8 @@ import pytest
 
 from harness.bugs.lookup import why_affected
 from harness.rank.probe.unlike import UNLIKE
-from harness.training.probe.signatures import Sign, with_signature, without_numbers
+from harness.training.probe.notes import without_numbers
+from harness.training.probe.signatures import Sign, with_signature
 
 ALL = {"ranks", "accumulation", "both", "resume"}
 TWICE = (

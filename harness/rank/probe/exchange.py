@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+FILES = "files"
+"""The subfolder of a run's folder that is the script's ``{dir}``."""
+
+LONGEST_END = 30.0
+"""Seconds after the last step in which a script that goes on may save, evaluate and end."""
+
 
 @dataclass(frozen=True)
 class Assignment:

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.rank import events
+from harness.rank.probe.exchange import FILES
 from harness.rank.probe.parameters import NamedParameters, local, plain
 
 SAVED, EVALUATED = "a checkpoint has the first weights", "an evaluation uses the first weights"
@@ -55,17 +56,28 @@ NEVER_UPDATED = (
 Weights = Mapping[str, Any]
 """Tensors by the names of parameters."""
 
-Saved = dict[str, Any]
-"""How far saved weights are from the trained ones, as a part of the way of all steps (``off``),
-their types, and the names of those that are not there (``lacks``)."""
+CUT = "stopped some time after its last step"
+"""How a script ends that goes on for too long."""
+
+
+class Entry(TypedDict):
+    """What is known of saved weights."""
+
+    distance: float
+    """From the trained ones, as a part of the way of all steps."""
+    types: list[str]
+    absent: list[str]
+    """The names of the trained weights that are not there."""
 
 
 class Saves:
     """Compares what is saved and evaluated with the weights after the last step, and with those
     before the first."""
 
-    def __init__(self, names: NamedParameters) -> None:
+    def __init__(self, names: NamedParameters, is_compared: bool = False) -> None:
         self._names = names
+        self._is_compared = is_compared
+        """Whether what this rank saves is compared with what the reference saves."""
         self._first: Weights = {}
         self._last: Weights = {}
         self._steps = 0
@@ -82,7 +94,7 @@ class Saves:
         """By file, after how many steps it was written, and where it has the first weights; empty
         if it has what was trained."""
         self._notes: list[str] = []
-        self.saved: list[tuple[int, str, str, Saved]] = []
+        self.entries: list[tuple[int, str, str, Entry]] = []
         """After how many steps, into which file, and where in it, weights were saved; and which."""
 
     def install(self) -> None:
@@ -161,9 +173,8 @@ class Saves:
             weights = _matching(mapping, self._last)
             if weights:
                 places[where] = self._is_of_beginning(weights)
-            if weights := weights or _most(mapping, self._last):
-                file = os.path.basename(event.path)
-                self.saved.append((self._steps, file, where, self._about(weights)))
+            if self._is_compared:
+                self._note(event.path, where, weights or _half(mapping, self._last))
         for where, is_first in places.items():
             name = os.path.basename(event.path) if where == WHOLE else where
             if AVERAGE.search(name) and not ON_PURPOSE.search(name):
@@ -174,19 +185,24 @@ class Saves:
             unnamed = (where for where in first_places if not OTHERS.search(where))
             self._files[event.path or f"file {len(self._files)}"] = self._steps, next(unnamed, "")
 
-    def _about(self, weights: Weights) -> Saved:
-        squares = moved = 0.0
+    def _note(self, path: str, where: str, weights: Weights) -> None:
+        """Note weights that are saved, if there are any that can be compared: others are parts, of
+        this rank or gathered."""
+        squares = way = 0.0
         for name, weight in weights.items():
-            last = self._last[name].cpu()
-            squares += _square(local(weight).detach().cpu(), last.to(weight.dtype))
-            moved += _square(last, self._first[name].cpu()) if name in self._first else 0.0
-        return {
-            "off": (squares / moved) ** 0.5 if moved else 0.0,
-            "types": sorted(
-                {str(weight.dtype).removeprefix("torch.") for weight in weights.values()}
-            ),
-            "lacks": [name for name in self._last if name not in weights],
-        }
+            tensor, last = local(weight).detach().cpu(), self._last[name].cpu()
+            first = self._first.get(name, last).cpu()
+            if tensor.shape == last.shape == first.shape:
+                squares += _square(tensor, last.to(tensor.dtype))
+                way += _square(last, first)
+        if not way:
+            return
+        entry = Entry(
+            distance=(squares / way) ** 0.5,
+            types=sorted({str(each.dtype).removeprefix("torch.") for each in weights.values()}),
+            absent=[name for name in self._last if name not in weights],
+        )
+        self.entries.append((self._steps, _short(path), where, entry))
 
     def _is_of_beginning(self, weights: Weights) -> bool:
         """Whether weights are those before the first step, and were moved since."""
@@ -201,8 +217,15 @@ class Saves:
         )
 
 
+def _short(path: str) -> str:
+    """A file with its folder, which tells apart those of one name; without that of the run."""
+    folder, file = os.path.split(path)
+    name = os.path.basename(folder)
+    return file if name in ("", FILES) or folder == os.getcwd() else f"{name}/{file}"
+
+
 def _square(tensor: Any, other: Any) -> float:
-    return float((tensor.double() - other.double()).square().sum())
+    return float((tensor.float() - other.float()).norm()) ** 2
 
 
 def _copies(weights: Weights) -> Weights:
@@ -294,7 +317,7 @@ def _matching(mapping: Weights, weights: Weights) -> Weights:
     return {}
 
 
-def _most(mapping: Weights, weights: Weights) -> Weights:
+def _half(mapping: Weights, weights: Weights) -> Weights:
     """The tensors of a mapping by the names of ``weights``, whatever precedes their keys; empty
     unless it has half of them."""
     by_prefix: dict[str, dict[str, Any]] = {}

@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,10 @@ from harness.rank.probe.watch import Watch
 
 PEER_GRACE = 20
 """Seconds that a rank waits after its last step for the other ranks to finish."""
+
+
+LEAVING = threading.Lock()
+"""Held from then on: the script's end and the time that it has after its last step may meet."""
 
 
 def main(folder: Path) -> None:
@@ -92,7 +97,10 @@ def _run_changed(assignment: Assignment) -> None:
 
 
 def _leave(folder: Path, watch: Watch) -> None:
-    """Write the records, wait for the other ranks, and end without a teardown."""
+    """Write the records, wait for the other ranks, and end without a teardown. Of two threads that
+    leave, the first one does."""
+    if not LEAVING.acquire(blocking=False):
+        threading.Event().wait()
     file = folder / f"rank{os.environ['RANK']}.pickle"
     file.with_suffix(".part").write_bytes(exchange.dumped(watch.records()))
     file.with_suffix(".part").rename(file)

@@ -27,7 +27,7 @@ from harness.rank.probe import (
     stops,
     untrained,
 )
-from harness.rank.probe.exchange import Assignment
+from harness.rank.probe.exchange import LONGEST_END, Assignment
 from harness.rank.probe.frozen import Frozen
 from harness.rank.probe.gradients import Gradients
 from harness.rank.probe.micro_batches import MicroBatches
@@ -37,7 +37,7 @@ from harness.rank.probe.parameters import Engine, Optimized, fill_memory
 from harness.rank.probe.places import Places
 from harness.rank.probe.record import Record
 from harness.rank.probe.samples import draw_one_order
-from harness.rank.probe.saves import Saves
+from harness.rank.probe.saves import CUT, Saves
 from harness.rank.probe.schedules import Schedules
 from harness.rank.probe.unlike import (
     schedules_unlike_by_design,
@@ -53,9 +53,6 @@ PACKAGES = (SITE, "/dist-packages/")
 OUTSIDE = 1e-6
 """If something other than a step changes weights by more than this part of their size, it is
 reported: averages that an evaluation swaps in come back within rounding."""
-
-LONGEST_END = 30.0
-"""Seconds after the last step in which a script that goes on may save, evaluate and end."""
 
 PATIENCE = 100
 """Backwards without an optimizer, after which none is expected: the script changes its weights
@@ -75,11 +72,13 @@ class Watch:
         self.reported = losses.Reported()
         self.schedules = Schedules()
         self.optimizers, self.workers = Optimizers(), Workers()
-        self.saves, self.frozen = Saves(self.model.names), Frozen(self.model.names)
+        is_compared = assignment.perturb is None and not int(os.environ.get("RANK", 0))
+        self.saves = Saves(self.model.names, is_compared)
+        self.frozen = Frozen(self.model.names)
         self.mode = modes.Mode(assignment.mode)
         self._compiled_before = compiled.graphs()
         self.end = ""
-        """The error with which the script ended after the last step."""
+        """The error with which the script ended after the last step, or CUT."""
         self._goes_on = assignment.saves or assignment.goes_on
         self._saved_late = False
         """Whether an asynchronous save has begun."""
@@ -110,7 +109,7 @@ class Watch:
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
             "reported": self.reported.values,
-            "saved": self.saves.saved,
+            "saves": self.saves.entries,
             "end": self.end,
             "releases": _releases(),
             "imported": _imported(),
@@ -310,9 +309,13 @@ class Watch:
         elif not self.record.is_open():
             events.instrument.on(events.AsyncSave, before=self._note_late_save)
             if self.assignment.goes_on:
-                timer = threading.Timer(LONGEST_END, self.done)
+                timer = threading.Timer(LONGEST_END, self._cut)
                 timer.daemon = True
                 timer.start()
+
+    def _cut(self) -> None:
+        self.end = CUT
+        self.done()
 
     def _note_late_save(self, event: events.AsyncSave) -> None:
         """An asynchronous save has begun: the step after it must not change the file."""

@@ -168,9 +168,14 @@ def reference(settings: Settings) -> Layout:
         world=ranks,
         steps=settings.steps,
         epoch=settings.epoch,
-        goes_on=bool(settings.against),
         relations=relations,
     )
+
+
+def base_layout(settings: Settings) -> Layout:
+    """The run of the reference that is compared with all others."""
+    saves = bool(settings.against) and not (settings.epoch or settings.relations)
+    return replace(reference(settings), goes_on=saves)
 
 
 def rounding(of: Layout) -> list[Layout]:
@@ -201,7 +206,7 @@ def compared(settings: Settings) -> list[Layout]:
     }
     layouts = [layout for kind in _chosen(settings) for layout in makers[kind]()]
     if settings.against:
-        undivided = replace(reference(settings), relations=(), base=settings.reference_ranks)
+        undivided = replace(base_layout(settings), relations=(), base=settings.reference_ranks)
         divided = [layout for layout in layouts if layout.kind in (RANKS, ACCUMULATION, BOTH)]
         for layout in [undivided, *divided]:
             name = f"{layout.name}, {settings.against}"

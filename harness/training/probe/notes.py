@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from harness.bugs.api.spec import Lane
@@ -40,6 +41,14 @@ def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
     others = [layout.name for layout in rates if layout.world == 1]
     remark = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
     return [note + remark if note == unlike.SCHEDULE else note for note in notes]
+
+
+NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
+
+
+def without_numbers(note: str) -> str:
+    """A note with # for each number: its kind."""
+    return NUMBERS.sub("#", note)
 
 
 def remarks(run: Run) -> Iterator[str]:
@@ -124,6 +133,8 @@ def not_tested(
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:
         yield "rows that come twice or never later in an epoch (needs --epoch)"
+    if reference_run.layout.goes_on and not reference_run.saves:
+        yield "what is saved: no file with the trained weights was seen"
     if not reference_run.reported[0]:
         yield "evaluation: no loss of one was reported"
     if dead := baseline.dead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from harness.training.probe.compare.first_weights import (
     other_trained,
 )
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
-from harness.training.probe.compare.whole_run import epoch, evaluation, saved, schedule
+from harness.training.probe.compare.whole_run import checkpoints, epoch, evaluation, schedule
 from harness.training.probe.layouts import (
     AGAINST,
     COMPILE,
@@ -33,6 +33,7 @@ from harness.training.probe.layouts import (
     SEED,
     Layout,
     Settings,
+    base_layout,
     compared,
     reference,
     rounding,
@@ -44,6 +45,7 @@ from harness.training.probe.notes import (
     notes_on_run,
     relevant,
     remarks,
+    without_numbers,
 )
 from harness.training.probe.runner import Run, Runner, Step
 from harness.training.probe.samples import all_alike, rows_again, same_epochs
@@ -65,9 +67,6 @@ VAIN_COMPILED = (
 )
 
 
-REFERENCE_S = "the reference's"
-
-
 @without_warnings
 def probe(
     runner: Runner,
@@ -78,7 +77,7 @@ def probe(
     """Run everything and compare it; ``report`` is called with each layout, as soon as it is
     compared. ``other`` runs the script in the other environment, if there is one. Raises
     Inconclusive if the reference gives no answer."""
-    base = reference(settings)
+    base = base_layout(settings)
     layouts = compared(settings)
 
     def start() -> Run:
@@ -124,7 +123,8 @@ def probe(
         whole_run = of_layout.start(layout).result()
         run = without_cleared(whole_run, baseline.steps, settings.same_rows)
         answers.seconds[layout.name] = run.seconds
-        answers.notes += remarks(run)
+        if layout.kind != AGAINST:
+            answers.notes += remarks(run)
         if layout.kind:
             if layout.kind == RANKS_RESUME:
                 comparison = _rank_by_rank(runner, settings, run)
@@ -142,8 +142,7 @@ def probe(
                     answers.other_releases = run.releases
                     answers.other_imported = run.imported
                     comparison = _against(runner, settings, comparison, run, baseline, of_layout)
-                    if layout.goes_on:
-                        answers.other_notes = _notes_on_other(whole_run, settings)
+                    answers.other_notes += _notes_on_other(whole_run, settings, base)
                 _compare_whole(comparison, settings, run, reference_run)
             if comparison.as_reference and not (odd_compiler and layout.kind == COMPILE):
                 comparison.no_answer = vain
@@ -160,13 +159,8 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    own_notes = list(notes_on_reference(baseline, perturbed, answers.layouts))
-    answers.notes += [*remarks(reference_run), *own_notes]
-    answers.notes += [
-        f"with {settings.against}, {note.replace(REFERENCE_S, 'its')}"
-        for note in answers.other_notes
-        if note not in own_notes
-    ]
+    own_notes = [*remarks(reference_run), *notes_on_reference(baseline, perturbed, answers.layouts)]
+    answers.notes += [*own_notes, *_of_other_alone(answers.other_notes, own_notes, settings)]
     if ends and (note := plausibility.note_on_slope(modes.slopes(runner, settings, baseline))):
         answers.notes.append(note)
     answers.notes = relevant(dict.fromkeys(answers.notes), answers.layouts)
@@ -212,10 +206,25 @@ def _against(
     return comparison
 
 
-def _notes_on_other(run: Run, settings: Settings) -> list[str]:
-    """What is noted on the reference, of the same layout in the other environment: faults that all
-    layouts have there."""
-    return list(notes_on_reference(Reference.of(as_one(run, settings.same_rows), []), [], []))
+def _notes_on_other(run: Run, settings: Settings, base: Layout) -> list[str]:
+    """What the ranks of the other environment have noted, and what is noted on the reference if
+    this is the same layout: faults that all layouts have there."""
+    notes = list(remarks(run))
+    if (run.layout.world, run.layout.k) == (base.world, base.k):
+        baseline = Reference.of(as_one(run, settings.same_rows), [])
+        notes += relevant(notes_on_reference(baseline, [], []), [])
+    return notes
+
+
+def _of_other_alone(
+    notes: Sequence[str], own_notes: Sequence[str], settings: Settings
+) -> Iterator[str]:
+    """The notes on the other environment that the first one does not have, with its name."""
+    own_kinds = set(map(without_numbers, own_notes))
+    for note in dict.fromkeys(notes):
+        if without_numbers(note) not in own_kinds:
+            about = note.replace("the reference's", "its").replace("the reference itself", "it")
+            yield f"with {settings.against}, {about.replace('the reference', 'it')}"
 
 
 def _frozen_shift(
@@ -349,7 +358,7 @@ def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference
         comparison.broken += [length] if length else []
     evaluated = evaluation(run, reference_run)
     differences: list[Broken | str] = [evaluated] if evaluated else []
-    for difference in [*differences, *saved(run, reference_run)]:
+    for difference in [*differences, *checkpoints(run, reference_run)]:
         if isinstance(difference, Broken):
             comparison.broken.append(difference)
         elif not comparison.broken:

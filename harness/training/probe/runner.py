@@ -22,7 +22,7 @@ from typing import Any
 from harness.bugs.api.spec import Lane
 from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
-from harness.rank.probe.exchange import Assignment
+from harness.rank.probe.exchange import FILES, LONGEST_END, Assignment
 from harness.rank.probe.own_files import Written
 from harness.rank.probe.script_shims import SHIMMED
 from harness.run.launch import RankSettings, rank_environment, supervise
@@ -126,9 +126,9 @@ class Run:
     """Of the model of rank 0, the status and the reason by relation."""
     schedule: Mapping[str, int] = field(default_factory=dict)
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
-    saved: Sequence[tuple[int, str, str, Mapping[str, Any]]] = ()
+    saves: Sequence[tuple[int, str, str, Mapping[str, Any]]] = ()
     """The weights that rank 0 has saved: after how many steps, into which file, where in it, and
-    which (``rank/probe/saves``)."""
+    which (``Weights`` of ``rank/probe/saves``)."""
     end: str = ""
     """The error with which the script ended after its last step."""
 
@@ -224,7 +224,7 @@ class Runner:
             self._environment,
             partial(self._server().start, agent=AGENT),
             ranks=layout.world,
-            timeout=self.timeout,
+            timeout=self.timeout + (LONGEST_END if layout.goes_on else 0.0),
             tick=self._tick,
         )
         return self._read(layout, folder, ended)
@@ -249,7 +249,7 @@ class Runner:
         if layout.shift:
             shift = str(folder / "shift.pickle")
             Path(shift).write_bytes(exchange.dumped(dict(layout.shift)))
-        files_folder = folder / "files"
+        files_folder = folder / FILES
         if layout.saves or layout.resumed:
             files_folder = self.folder / f"checkpoint_{layout.world}"
         files_folder.mkdir(exist_ok=True)
@@ -357,9 +357,12 @@ class Runner:
                 lock.unlink(missing_ok=True)
         else:
             files = [folder / f"rank{n}.pickle" for n in range(layout.world)]
-            records = [exchange.loaded(file.read_bytes()) for file in files]
-            ranks = [one["steps"] for one in records]
-            if not min(map(len, ranks)):
+            if all(file.exists() for file in files):
+                records = [exchange.loaded(file.read_bytes()) for file in files]
+                ranks = [one["steps"] for one in records]
+            if not ranks:
+                failure = "the script ended its process itself (os._exit)"
+            elif not min(map(len, ranks)):
                 failure, ranks = _no_step(records), []
         if failure and self._spawns:
             failure = f"{failure.strip()}. {SPAWNS}"
@@ -377,7 +380,7 @@ class Runner:
                 self._time_first = bool(records[0]["rows_dimension"])
             run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
             run.relations = records[0]["relations"]
-            run.saved, run.end = records[0]["saved"], records[0]["end"]
+            run.saves, run.end = records[0]["saves"], records[0]["end"]
             run.loaded = frozenset(self._of_user(records[0]["loaded"]))
         return run
 

@@ -9,7 +9,6 @@ names the known bugs of the installed releases that look like them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from harness.training.probe.compare import optimizers, plausibility, whole_run
 from harness.training.probe.compare.comparison import OTHER_LOSS, Compared
 from harness.training.probe.compare.mistakes import term
 from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
+from harness.training.probe.notes import without_numbers
 from harness.training.probe.prober import Loop
 
 FILE = "probe.json"
@@ -58,8 +58,6 @@ SUSPECT = (
 
 MODEL = "model"
 """Stands for a layout where a relation of the script's model is wrong."""
-
-NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")
 
 
 @dataclass(frozen=True)
@@ -164,11 +162,6 @@ class Signature:
 
     def _signs(self, variant: str) -> tuple[Sign, ...]:
         return self.recorded[variant].shown if variant in self.recorded else ()
-
-
-def without_numbers(note: str) -> str:
-    """A note with # for each number: its kind."""
-    return NUMBERS.sub("#", note)
 
 
 def signs_of(answers: Answers) -> tuple[Sign, ...]:

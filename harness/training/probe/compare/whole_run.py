@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs.api.numbers import near
-from harness.rank.probe.saves import WHOLE
+from harness.rank.probe.saves import CUT, OTHERS, WHOLE
 from harness.rank.probe.schedules import HALF, LOWEST
 from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.mistakes import in_words, meaning
@@ -99,77 +99,107 @@ def _losses(run: Run, reference: Run) -> list[Loss]:
 CHECKPOINT = "checkpoint"
 
 APART = 0.1
-"""How much farther from the trained weights saved ones may be than the reference's, as a part of
-the way of all steps."""
+"""How much farther from the trained weights saved ones may be than the reference's, or how much
+nearer, as a part of the way of all steps."""
 
 
-def saved(run: Run, reference: Run) -> Iterator[Broken | str]:
-    """How the weights that rank 0 has saved differ from the reference's, in both of which steps
-    have moved them: a fault for each that is farther from the trained ones, or nearer; otherwise
-    notes, if scripts that go on after the last step are compared."""
+def checkpoints(run: Run, reference: Run) -> Iterator[Broken | str]:
+    """How the weights that rank 0 saves differ from the reference's. It is a fault if the trained
+    ones, or the first ones, are saved in one of the two alone; an average, a teacher or the best
+    weights may be any. If both scripts go on after the last step, other differences are noted."""
     if run.layout.resumed:
         return
-    saves, expected_saves = _saves(run), _saves(reference)
-    for (steps, file, where), expected in expected_saves.items():
-        others = [name for step, name, other in saves if (step, other) == (steps, where)]
-        if not others:
-            continue
-        other_file = file if file in others else others[0]
-        weights = saves[steps, other_file, where]
-        name = file if where == WHOLE else f"{where} of {file}"
-        if abs(weights["off"] - expected["off"]) > APART:
-            yield Broken(
-                CHECKPOINT,
-                f"after step {steps}, {name} has {_which(weights)}; that of the reference has "
-                f"{_which(expected)}",
-            )
+    saves, reference_saves = _saves(run), _saves(reference)
+    for key, expected_key in _pairs(saves, reference_saves):
+        (steps, path, place), weights = key, saves[key]
+        expected = reference_saves[expected_key]
+        name = _name(path, place)
+        distances = weights["distance"], expected["distance"]
+        kinds = [_kind(distance) for distance in distances]
+        is_apart = abs(distances[0] - distances[1]) > APART * max(1.0, *distances)
+        text = f"after step {steps}, {name} has {kinds[0]}; that of the reference has {kinds[1]}"
+        if is_apart and kinds[0] != kinds[1] and not OTHERS.search(name):
+            yield Broken(CHECKPOINT, text)
         elif run.layout.goes_on:
-            yield from _other_file(steps, name, other_file, file)
-            yield from _other_content(steps, name, weights, expected)
+            if is_apart:
+                yield text
+            if path != expected_key[1]:
+                yield f"after step {steps}, {name} is saved; by the reference, {expected_key[1]}"
+            yield from _unlike_content(f"after step {steps}, {name}", weights, expected)
     if run.layout.goes_on:
-        yield from _other_end(run, reference)
+        yield from _lone_saves(saves, reference_saves, CUT in (run.end, reference.end))
+        ends = [one.end.partition(":")[0] for one in (run, reference)]
+        if ends[0] != ends[1] and CUT not in ends:
+            texts = [one.end or "without an error" for one in (run, reference)]
+            yield f"after its last step, it ended: {texts[0]}; the reference: {texts[1]}"
 
 
-def _saves(run: Run) -> dict[tuple[int, str, str], Mapping[str, Any]]:
-    """The last weights of each file after each step."""
-    return {(steps, file, where): weights for steps, file, where, weights in run.saved}
+Key = tuple[int, str, str]
+"""After how many steps weights were saved, into which file, and where in it."""
 
 
-def _which(weights: Mapping[str, Any]) -> str:
-    off = weights["off"]
-    if off < APART / 2:
+def _saves(run: Run) -> dict[Key, Mapping[str, Any]]:
+    """The last weights in each place of each file after each step."""
+    return {(steps, path, place): weights for steps, path, place, weights in run.saves}
+
+
+def _pairs(saves: Iterable[Key], reference_saves: Iterable[Key]) -> Iterator[tuple[Key, Key]]:
+    """What was saved under the same name; and under other names, if after a step only one of each
+    is left: a release may rename its file."""
+    reference_keys = set(reference_saves)
+    for key in saves:
+        if key in reference_keys:
+            yield key, key
+    for step in {key[0] for key in saves}:
+        lone, reference_lone = (
+            [key for key in one if key[0] == step and key not in other]
+            for one, other in ((saves, reference_keys), (reference_keys, set(saves)))
+        )
+        if len(lone) == len(reference_lone) == 1 and lone[0][2] == reference_lone[0][2]:
+            yield lone[0], reference_lone[0]
+
+
+def _lone_saves(
+    saves: Mapping[Key, Any], reference_saves: Mapping[Key, Any], is_cut: bool
+) -> Iterator[str]:
+    """What only one of the two has saved, after steps after which the other was not stopped."""
+    pairs = list(_pairs(saves, reference_saves))
+    own, others = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
+    last_step = max((key[0] for key in (*saves, *reference_saves)), default=0)
+    for keys, done, text in (
+        (reference_saves, others, "after step {}, {} is saved by the reference alone"),
+        (saves, own, "after step {}, {} is saved, and not by the reference"),
+    ):
+        for key in keys:
+            if key not in done and not (is_cut and key[0] == last_step):
+                yield text.format(key[0], _name(*key[1:]))
+
+
+def _name(path: str, place: str) -> str:
+    file = path or "a file"
+    return file if place == WHOLE else f"{place} of {file}"
+
+
+def _kind(distance: float) -> str:
+    if distance < APART / 2:
         return "the trained weights"
-    if abs(off - 1) < APART / 2:
+    if abs(distance - 1) < APART / 2:
         return "the first weights"
-    return f"weights that are {off:.0%} of the way of all steps from the trained ones"
+    return f"weights that are {distance:.0%} of the way of all steps from the trained ones"
 
 
-def _other_file(steps: int, name: str, file: str, expected: str) -> Iterator[str]:
-    if file != expected:
-        yield f"after step {steps}, what the reference saves as {name} is in {file}"
-
-
-def _other_content(
-    steps: int, name: str, weights: Mapping[str, Any], expected: Mapping[str, Any]
+def _unlike_content(
+    name: str, weights: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> Iterator[str]:
     if weights["types"] != expected["types"]:
         types, expected_types = (", ".join(one["types"]) for one in (weights, expected))
-        yield f"after step {steps}, {name} is in {types}; in the reference in {expected_types}"
-    for verb, more, less in (("lacks", weights, expected), ("also has", expected, weights)):
-        if names := [name for name in more["lacks"] if name not in less["lacks"]]:
-            yield f"after step {steps}, {name} {verb} {several(names)}"
-
-
-def _other_end(run: Run, reference: Run) -> Iterator[str]:
-    """Steps after which only one of the two saves trained weights, and other ends."""
-    steps, expected_steps = ({entry[0] for entry in each.saved} for each in (run, reference))
-    for step in sorted(expected_steps - steps):
-        yield f"it saves no trained weights after step {step}; the reference does"
-    for step in sorted(steps - expected_steps):
-        yield f"it saves trained weights after step {step}; the reference does not"
-    if run.end != reference.end:
-        end, expected_end = (each.end or "without an error" for each in (run, reference))
-        yield f"after its last step, it ended: {end}; the reference: {expected_end}"
+        yield f"{name} is in {types}; in the reference in {expected_types}"
+    for verb, absent, others in (
+        ("lacks", weights["absent"], expected["absent"]),
+        ("also has", expected["absent"], weights["absent"]),
+    ):
+        if names := [each for each in absent if each not in others]:
+            yield f"{name} {verb} {several(names)}"
 
 
 SCHEDULE = "schedule"
