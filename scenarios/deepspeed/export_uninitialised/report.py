@@ -2,6 +2,7 @@
 
 Needs torch, deepspeed and huggingface_hub, and no GPU. The exit code is 3 if the bug is there."""
 
+import inspect
 import os
 import tempfile
 from typing import Any
@@ -25,8 +26,11 @@ engine = deepspeed.initialize(model=model, optimizer=sgd, config=config)[0]
 folder, out = tempfile.mkdtemp(), tempfile.mkdtemp()
 engine.save_checkpoint(folder, tag="saved")
 torch.use_deterministic_algorithms(True)  # memory that nobody initialises is nan, in each run
-convert_zero_checkpoint_to_fp32_state_dict(folder, out, tag="saved")
-weights = torch.load(os.path.join(out, "pytorch_model.bin"))
+file = os.path.join(out, "pytorch_model.bin")
+export = convert_zero_checkpoint_to_fp32_state_dict
+old = "output_file" in inspect.signature(export).parameters
+export(folder, file if old else out, tag="saved")
+weights = torch.load(file)
 print(f"deepspeed {deepspeed.__version__}: all weights are 7. The exported file has:")
 for name, weight in weights.items():
     print(name, weight.tolist())
