@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from harness.check import distributions
 from harness.system.errors import Inconclusive, UserError
+from harness.system.launch_token import TOKEN, new_token
 from harness.system.text import complaint, short
 
 LIMIT = 10.0
@@ -29,6 +30,12 @@ exec(sys.argv.pop(1))
 """
 """Removes the working directory from the path, as its files could hide modules; only newer Pythons
 have the option ``-P``."""
+
+MISSING = """\
+import importlib.util, json
+absent = [name for name in json.loads(sys.argv[2]) if importlib.util.find_spec(name) is None]
+print("\\n" + sys.argv[1] + json.dumps(absent))
+"""
 
 
 def executable(path: Path) -> Path:
@@ -54,8 +61,21 @@ def ask(python: Path, names: Sequence[str], modules: Sequence[str]) -> dict[str,
     crashes, or does not answer within LIMIT; all its processes are then killed.
     """
     program = Path(distributions.__file__).read_text(encoding="utf-8")
-    question = json.dumps({"names": names, "modules": modules})
-    command = [str(python.absolute()), "-E", "-B", "-c", START, program, MARK, question]
+    answer: dict[str, Any] = _asked(python, program, {"names": names, "modules": modules}, "-E")
+    return answer
+
+
+def missing(python: Path, modules: Sequence[str]) -> list[str]:
+    """The modules that another interpreter lacks, with the PYTHONPATH of this process. Imports
+    none of them, and raises what ``ask`` raises."""
+    answer: list[str] = _asked(python, MISSING, modules)
+    return answer
+
+
+def _asked(python: Path, program: str, question: object, *options: str) -> Any:
+    """The answer of a program in another interpreter."""
+    command = [str(python.absolute()), *options, "-B", "-c", START, program, MARK]
+    command.append(json.dumps(question))
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         code = _finished(python, command, output, errors)
         answer = _answer(output)
@@ -67,7 +87,7 @@ def ask(python: Path, names: Sequence[str], modules: Sequence[str]) -> dict[str,
 def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]) -> int:
     """Wait for the interpreter, end all its processes and return its exit code. It writes to
     files, as a process that it starts could keep a pipe open."""
-    from harness.system.processes import TOKEN, end_all, new_token  # takes a twentieth of a second
+    from harness.system.processes import end_all  # takes a twentieth of a second
 
     token = new_token()
     try:
@@ -92,14 +112,13 @@ def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[by
         process.wait()
 
 
-def _answer(output: IO[bytes]) -> dict[str, Any] | None:
+def _answer(output: IO[bytes]) -> Any:
     """Parse the line with the mark; None without such a line."""
     output.seek(0)
     for line in output.read().decode(errors="replace").splitlines():
         if line.startswith(MARK):
             with suppress(ValueError):
-                content: dict[str, Any] = json.loads(line[len(MARK) :])
-                return content
+                return json.loads(line[len(MARK) :])
     return None
 
 

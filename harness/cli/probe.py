@@ -89,6 +89,9 @@ OURS_ALONE = (
 
 MOST_RANKS = 256
 
+NEEDED = ("torch", "numpy")
+"""What each interpreter must have."""
+
 FLAGS, ARGUMENTS = (
     ("--same-rows", "--epoch", "-m", "--as-written", "--where", "--no-where"),
     ("--save", "--resume", "--other-seed"),
@@ -101,6 +104,7 @@ def main(arguments: list[str]) -> int:
     ours, changes = patches(ours)
     options = _parser().parse_args([*ours, *script])
     options.patches = changes
+    words = (options.python, options.against)
     options.python = _interpreter(options.python)
     options.environments = _environments(options)
     settings = _settings(options)
@@ -110,7 +114,9 @@ def main(arguments: list[str]) -> int:
     for hint in _misplaced(chosen):
         warn(hint)
     _refuse_without_gpus(settings, options)
-    refuse_without_torch("probe")
+    refuse_without_torch("probe", *NEEDED[1:])
+    for word in filter(None, words):
+        _refuse_incomplete(word, _interpreter(word))
     began = time.monotonic()
     try:
         answers = _answers(chosen, settings, options)
@@ -274,7 +280,6 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
         raise UserError("--pins needs the Python of this installation: leave --python out")
     if options.against:
         against = Environment(options.against, _interpreter(options.against))
-        _refuse_without_torch(options.against, against.python)
         return [Environment("", options.python), against]
     first, second = _pins(options.pins)
     ours = Environment(pins.describe(first), options.python, first)
@@ -284,10 +289,11 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
     return [ours, Environment(pins.describe(news), options.python, second)]
 
 
-def _refuse_without_torch(label: str, python: str) -> None:
-    python_facts = environment.of_interpreter(Path(python), ["torch"]).interpreter
-    if python_facts is None or "torch" not in python_facts.packages:
-        raise UserError(f"--against {label}: it has no torch")
+def _refuse_incomplete(word: str, python: str) -> None:
+    if python == os.path.abspath(sys.executable):
+        return
+    if names := interpreter.missing(Path(python), NEEDED):
+        raise UserError(f"{word} has no {' and '.join(names)}, which probe needs there")
 
 
 def _is_version(word: str) -> bool:

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from harness.rank import bytecode, forks, loaded_files, shims, supervisor
 from harness.rank.forks import Child, Children
-from harness.system.processes import set_token
+from harness.system.launch_token import set_token
 
 MOST = 1 << 16
 """The longest request, in bytes."""

@@ -34,7 +34,8 @@ from harness.run.nodes import Step
 from harness.run.server_pool import ForkedLaunch, OverlayServer
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT
-from harness.system.processes import TOKEN, end_all, handling, members, new_token
+from harness.system.launch_token import TOKEN, new_token
+from harness.system.processes import end_all, handling, members
 
 RANK = ROOT / "harness" / "rank" / "scenario.py"
 RANK_MODULE = "harness.rank.scenario"
@@ -231,6 +232,8 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
     if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
         reason = step.reason()
+    if isinstance(process, ForkedLaunch) and ended.code == -signal.SIGKILL:
+        complaint = "" if ended.timed_out else process.server.root.complaint
     reason = complaint or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from harness.rank import node_agent
-from harness.system.processes import TOKEN
+from harness.system.launch_token import TOKEN
 
 NOT_FOR_SRUN = re.compile(r"(SLURM|SRUN|SALLOC|SBATCH|PMI)_(?!CONF$|JWT$)")
 """Options of the allocation, or of a step around the harness, that srun would take as its own."""

@@ -30,7 +30,7 @@ import psutil
 
 from harness.rank import supervisor
 from harness.rank.forks import Messages
-from harness.system.processes import NO_TOKEN, TOKEN
+from harness.system.launch_token import NO_TOKEN, TOKEN
 
 LOST_AFTER = 5.0
 """Seconds after which a rank counts as lost, if it is gone and torchrun still waits for it."""
@@ -38,8 +38,8 @@ LOST_AFTER = 5.0
 AGENT = "harness.rank.agent"
 """The module that runs torchrun."""
 
-SHUTDOWN = 5.0
-"""Seconds that a server has to end by itself."""
+SHUTDOWN, ENDING = 5.0, 0.2
+"""Seconds that a server has to end by itself; and after it has closed its socket."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ class TorchServer:
     def __init__(self, needs: Wanted) -> None:
         self.environment = {**needs.environment, TOKEN: NO_TOKEN}
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
         with theirs:
             self._process = _start_in_a_lasting_thread(
                 [needs.python, "-m", "harness.rank.forkserver", str(theirs.fileno())],
@@ -112,7 +113,7 @@ class TorchServer:
                 cwd=needs.environment["PYTHONPATH"].partition(os.pathsep)[0],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -120,6 +121,17 @@ class TorchServer:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def complaint(self) -> str:
+        """The last line that it printed before it failed by itself, as where torch is broken."""
+        with suppress(subprocess.TimeoutExpired):  # its socket is closed before it has ended
+            self._process.wait(ENDING)
+        if (self._process.returncode or 0) <= 0:
+            return ""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close(self) -> None:
         """Let it end, and kill it if it does not; its overlay servers end with it."""

@@ -41,10 +41,12 @@ def install(*packages: str) -> str:
     return f"{shlex.quote(sys.executable)} -m {pip} install {shlex.join(packages)}"
 
 
-def refuse_without_torch(feature: str) -> None:
-    """Raise Fault if torch is missing, which runs need. Does not import it."""
-    if find_spec("torch") is None:
-        raise Fault(f"{feature} needs torch, which is not installed: {install('torch')}")
+def refuse_without_torch(feature: str, *others: str) -> None:
+    """Raise Fault if torch is missing, which runs need, or one of the others. Imports none."""
+    if names := [name for name in ("torch", *others) if find_spec(name) is None]:
+        verb = "is" if len(names) == 1 else "are"
+        text = f"{feature} needs {' and '.join(names)}, which {verb} not installed"
+        raise Fault(f"{text}: {install(*names)}")
 
 
 def is_checkout() -> bool:

@@ -13,43 +13,16 @@ Servers have no token, as they outlive a launch; the kernel ends them with their
 
 from __future__ import annotations
 
-import ctypes
-import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
 
-TOKEN = "HARNESS_TRIAL"
-"""The environment variable with the token of a launch."""
-
-
-def new_token() -> str:
-    """A token that no other launch has."""
-    return uuid.uuid4().hex
-
+from harness.system.launch_token import TOKEN
 
 SECOND_LOOK = 0.02
 """Seconds until processes are looked for again if there were none."""
-
-NO_TOKEN = "0" * len(new_token())
-"""The token of a process that belongs to no launch yet. It has the length of a token."""
-
-
-def set_token(token: str) -> None:
-    """Set the token of this process, which was started with NO_TOKEN, and of its children.
-
-    ``/proc/PID/environ`` shows the memory that a process was started with, not variables that it
-    sets later. So the token is written over that memory.
-    """
-    if os.environ.get(TOKEN) != NO_TOKEN:
-        raise ValueError(f"{TOKEN} is already set")
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_void_p
-    ctypes.memmove(getenv(TOKEN.encode()), token.encode(), len(NO_TOKEN))
-    os.environ[TOKEN] = token
 
 
 def members(token: str, variable: str = TOKEN) -> list[psutil.Process]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import venv
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -514,9 +513,3 @@ def test_a_patch_in_two_environments_is_refused(tmp_path: Path) -> None:
     words = [f"patch={patch}", "--pins", "transformers=4.57.6,5.0.0"]
     with pytest.raises(UserError, match="a patch would replace packages of both"):
         probe.main([*words, "train.py", "--batch", "{rows}"])
-
-
-def test_an_environment_without_torch_is_refused(tmp_path: Path) -> None:
-    venv.create(tmp_path / "empty")
-    with pytest.raises(UserError, match="it has no torch"):
-        probe.main(["--against", str(tmp_path / "empty"), "train.py", "--rows", "{rows}"])

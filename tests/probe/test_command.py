@@ -18,6 +18,7 @@ from harness.__main__ import main
 from harness.cli import probe
 from harness.system import machine
 from tests.probe.probing import SCRIPTS
+from tests.venvs import environment
 
 pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("command")]
 
@@ -178,6 +179,36 @@ def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_command(
     monkeypatch.chdir(tmp_path)
     assert main(["probe", "--python", python, DDP, *GIVEN]) == 2
     assert python in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_interpreter_needs_torch_and_numpy_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a job has it that installs only these: ranks imported psutil once."""
+    python = environment(tmp_path / "venv", "torch", "numpy")
+    ours = ["--python", str(python), "--layouts", "ranks"]
+    assert main(["probe", *ours, DDP, "--batch-size", "{rows}"]) == 0
+    assert "trains the same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("packages", "missing"),
+    [((), "torch and numpy"), (("torch",), "numpy"), (("numpy",), "torch")],
+    ids=["nothing", "torch", "numpy"],
+)
+@pytest.mark.parametrize("option", ["--python", "--against"])
+def test_an_interpreter_without_torch_or_numpy_is_refused(
+    option: str,
+    packages: tuple[str, ...],
+    missing: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    python = environment(tmp_path / "venv", *packages)
+    assert main(["probe", option, str(python), DDP, *GIVEN]) == 2
+    expected = f"{python} has no {missing}, which probe needs there\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 SPAWNS = """

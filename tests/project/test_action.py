@@ -18,6 +18,7 @@ import yaml
 from harness.system.documents import toml_of
 from harness.system.files import ROOT
 from tests.index import Handler, served
+from tests.venvs import environment
 
 __all__ = ["served"]
 
@@ -239,7 +240,7 @@ def test_the_job_probes_a_script(ready: Job, words: str, expected: int) -> None:
     script.write_text(f"print('::error::of the script')\n{lines}")
     ready.inputs = {
         "probe": f"'our loop.py' --batch-size {{rows}} --accum {{k}} {words}",
-        "python": sys.executable,
+        "python": str(environment(ready.folder / "venv", "torch", "numpy")),
     }
     code, printed = ready.run("probe")
     assert (code, ready.outputs["probe"]["exit-code"]) == (expected, str(expected)), printed
@@ -248,6 +249,18 @@ def test_the_job_probes_a_script(ready: Job, words: str, expected: int) -> None:
     assert "\n    our loop.py " in ready.summary
     after = printed.partition(f"::{stop}::\n")[2]
     assert after.startswith("::error title=probe::our loop.py is not right") == bool(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_a_script_without_an_answer_fails_the_job_with_the_reason(ready: Job) -> None:
+    (ready.workspace / "train.py").write_text("print('::error::b')\nraise ValueError('no data')\n")
+    ready.inputs = {"probe": "train.py --rows {rows} --accum {k}", "python": sys.executable}
+    code, printed = ready.run("probe")
+    assert code == 3
+    reason = "distributed-bugs: the reference, 1 rank, gives no answer: rank 0: ValueError: no data"
+    assert f"\n::error title=probe::{reason}\n" in printed
+    assert f"\n    {reason}\n" in ready.summary
 
 
 @pytest.mark.slow

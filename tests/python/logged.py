@@ -1,9 +1,10 @@
-"""Trains with a fault and two trackers: ``logged.py LIBRARY``, one of transformers, lightning and
+"""Trains with a fault and three trackers: ``logged.py LIBRARY``, one of transformers, lightning and
 accelerate. It prints JSON: the alarms that each tracker has then."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ def transformers() -> None:
         max_steps=STEPS,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
-        report_to=["tensorboard", "mlflow"],
+        report_to=["tensorboard", "wandb", "mlflow"],
         use_cpu=True,
         save_strategy="no",
         disable_tqdm=True,
@@ -56,7 +57,7 @@ def data() -> Any:
 
 def lightning() -> None:
     import lightning
-    from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
+    from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
     class Faulty(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -75,7 +76,11 @@ def lightning() -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), 1e-3)
 
-    loggers = [TensorBoardLogger("out"), MLFlowLogger(tracking_uri="sqlite:///runs.db")]
+    loggers = [
+        TensorBoardLogger("out"),
+        WandbLogger(),
+        MLFlowLogger(tracking_uri="sqlite:///runs.db"),
+    ]
     callbacks = [console_script.LightningGuardCallback(every=1)]
     trainer = lightning.Trainer(
         max_epochs=1,
@@ -92,7 +97,8 @@ def lightning() -> None:
 def accelerate() -> None:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, log_with=["tensorboard", "mlflow"], project_dir="out")
+    trackers = ["tensorboard", "wandb", "mlflow"]
+    accelerator = Accelerator(cpu=True, log_with=trackers, project_dir="out")
     accelerator.init_trackers("runs")
     console_script.guard(every=1)
     net = nn.Linear(8, 4)
@@ -110,9 +116,9 @@ def accelerate() -> None:
 
 
 def wait(micro_batch: int) -> None:
-    """Wait for the alarm of each tracker, for a minute."""
+    """Wait for the alarm of MLflow, which gets it last, for a minute."""
     end = time.monotonic() + 60
-    while micro_batch == LATE and time.monotonic() < end and not all(alarms().values()):
+    while micro_batch == LATE and time.monotonic() < end and not alarms()["mlflow"]:
         time.sleep(0.2)
 
 
@@ -129,9 +135,18 @@ def alarms() -> dict[str, list[str]]:
                 texts += [e.tensor_proto.string_val[0].decode() for e in events.Tensors(name)]
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
     tags = [t for run in runs for n, t in run.data.tags.items() if n.startswith("guard.alarm")]
-    return {"tensorboard": texts, "mlflow": tags}
+    return {"tensorboard": texts, "wandb": alerts(), "mlflow": tags}
+
+
+def alerts() -> list[str]:
+    """Those in the files of Weights & Biases: messages of protobuf with a title, a text and a
+    level. These files have what the script prints, too."""
+    files = [file.read_bytes() for file in Path("wandb").glob("offline-run-*/*.wandb")]
+    alert = re.compile(rb"\n\x05guard\x12..(step .*?)\x1a\x04INFO", re.DOTALL)
+    return [text.decode() for content in files for text in alert.findall(content)]
 
 
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
+    sys.modules["wandb"].finish()
     print(json.dumps(alarms()))

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from harness.rank import run_folder, supervisor
-from harness.system.processes import TOKEN, members
+from harness.system.launch_token import TOKEN
+from harness.system.processes import members
 from tests.sandbox import PATIENCE, ROOT, within
 
 linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the death of a parent")

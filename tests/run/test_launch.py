@@ -95,6 +95,18 @@ def test_the_reason_of_a_failure_is_read_from_torchruns_log(
     assert (ending["reason"], ending["failure"]) == (reason, None)
 
 
+def test_a_torch_that_cannot_be_imported_is_the_reason(
+    runs: Path, tmp_path: Path, pool: Pool
+) -> None:
+    runs.mkdir()
+    site = tmp_path / "site"
+    make_stand_in(site)
+    (site / "torch" / "__init__.py").write_text("raise ImportError('no libtorch.so')\n")
+    launched = StandIn(runs, settings(site), OF, pool.server(wanted(site)))
+    ended = launched.launch("")
+    assert (ended["code"], ended["reason"]) == (-9, "ImportError: no libtorch.so")
+
+
 @only_warm
 def test_a_low_limit_of_open_files_is_part_of_the_reason(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from harness.run.server_pool import ForkedLaunch, Pool, Wanted
-from harness.system.processes import TOKEN, end_all, handling, members, new_token, set_token
+from harness.system.launch_token import TOKEN, new_token, set_token
+from harness.system.processes import end_all, handling, members
 from tests.sandbox import PATIENCE, within
 from tests.stand_in import compiled, stand_in, wanted
 

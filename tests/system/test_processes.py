@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from harness.system import processes
+from harness.system.launch_token import TOKEN, new_token
 
 
 def test_a_process_that_executes_another_program_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,9 +23,9 @@ def test_a_process_that_executes_another_program_is_found(monkeypatch: pytest.Mo
         return {}
 
     monkeypatch.setattr(psutil.Process, "environ", empty_at_first)
-    token = processes.new_token()
+    token = new_token()
     command = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(command, env={processes.TOKEN: token}, stdin=-1) as process:
+    with subprocess.Popen(command, env={TOKEN: token}, stdin=-1) as process:
         ids = [each.pid for each in processes.members(token)]
         process.kill()
     assert ids == [process.pid]

@@ -25,7 +25,6 @@ POINTS: tuple[Point, ...] = (others.OFFLINE, *others.POINTS, *deepspeed.POINTS, 
 
 def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
     """The shims that these releases need on this lane, in the order to install them."""
-    from packaging.specifiers import SpecifierSet
 
     def applies(point: Point) -> bool:
         if point is others.OFFLINE:
@@ -33,6 +32,9 @@ def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
         version = pins.get(point.upstream)
         if version is None or lane not in point.lanes:
             return False
+        # Not before: a user's interpreter may lack it if it has none of these packages.
+        from packaging.specifiers import SpecifierSet
+
         return SpecifierSet(point.releases).contains(version, prereleases=True)
 
     return [point for point in POINTS if applies(point)]

@@ -464,7 +464,8 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
         return "; ".join(filter(None, (text, where_failed(folder, script))))
     if ended.failure:
         return f"rank {ended.failure['rank']}: {one_line(str(ended.failure['message']))}"
-    return f"ended with exit code {ended.code}" if ended.code else ""
+    why = f": {ended.reason}" if ended.reason else ""
+    return f"ended with exit code {ended.code}{why}" if ended.code else ""
 
 
 def where_failed(folder: Path, script: Path | None) -> str:
