@@ -19,6 +19,8 @@ class Draws:
         self._record, self._is_compiling = record, compiler_question()
         self._state = ""
         """The state of the generators in the model's call, after the last dropout."""
+        self._step: dict[str, Any] = {}
+        """The record of the step in which the call began."""
 
     def install(self) -> None:
         """Replace dropout, before anything of the script runs."""
@@ -29,8 +31,9 @@ class Draws:
         patches.wrap_everywhere(functional.scaled_dot_product_attention, self._attention)
 
     def begin(self) -> None:
-        """The model's call begins."""
-        self._state = generators()
+        """The model's call begins. A compiled function may also take the step, with which the next
+        record begins."""
+        self._state, self._step = generators(), self._record.now
 
     def end(self) -> None:
         """The model's call ends."""
@@ -39,8 +42,8 @@ class Draws:
 
     def _note(self) -> None:
         """Note whether the model drew random numbers other than dropout's."""
-        draws = bool(self._state) and generators() not in (self._state, _seeded())
-        self._record.now["draws"] |= draws
+        if self._state and generators() not in (self._state, _seeded()):
+            self._step["draws"] = True
 
     def _dropout(
         self,

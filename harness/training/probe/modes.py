@@ -100,10 +100,12 @@ COMPILER_FAILS = (
 )
 
 OF_COMPILER = re.compile(
-    r"^(\[rank\d+\]:\s*)?torch\._(dynamo|inductor)\.exc\.|(torch\.compile|Dynamo) is not supported",
+    r"^(\[rank\d+\]:\s*)?torch\.(_inductor\.exc\.|_dynamo\.exc\.BackendCompilerFailed)"
+    r"|(torch\.compile|Dynamo) is not supported",
     re.MULTILINE,
 )
-"""Matches the last lines of a script that a compiler has ended."""
+"""Matches the last lines of a script that a compiler has ended. What Dynamo refuses, as a break of
+the graph with ``fullgraph=True``, is the script's, and fails everywhere."""
 
 
 def why_not_compiled(run: Run) -> str:
