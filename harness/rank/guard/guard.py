@@ -103,6 +103,7 @@ class Guard:
         self._scaler: Any = None
         self._in_backward = False
         self._strangers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_closed = False
 
     def install(self) -> None:
         """Subscribe, before the script runs."""
@@ -174,7 +175,8 @@ class Guard:
             self._note_scaler(NewScaler(event.owner))
 
     def _close_with_worker(self) -> None:
-        # Multiprocessing ends its workers without the functions of atexit.
+        # Before Python 3.14, multiprocessing ends its workers without the functions of atexit.
+        self._is_closed = False
         Finalize(None, self.close, exitpriority=FIRST)
 
     # -- events --
@@ -527,7 +529,9 @@ class Guard:
 
     def close(self) -> None:
         """Wait for open checks, and write the summary: the training is over."""
-        atexit.unregister(self.close)
+        if self._is_closed:
+            return
+        self._is_closed = True
         if not self.fence.is_dead and (
             self.fence.error
             or self.account.report.faults
