@@ -71,16 +71,15 @@ def test_every_command_of_the_page_of_check_works_with_the_files_that_it_names(
 @pytest.mark.launch
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_check_that_run_bugs_work(tmp_path: Path, tool: str) -> None:
-    """Without a bug's name they run for minutes: one bug stands for all."""
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "requirements.txt").write_text("accelerate==0.29.3\n")
     lines = [line for line in commands(page) if " --run" in line]
     assert len(lines) == 6
-    names = ["ddp_converted", "ddp_converted", "ddp_converted", "sampler_shards"]
-    runs = [f"{line} scenario={name}" for line, name in zip(lines, names, strict=False)]
-    printed = printed_by([*runs, lines[4], lines[5].replace("NAME", names[0])], tmp_path, tool)
-    assert sum(line.startswith("seen:") for line in printed) >= 4
+    lines = [line.replace("NAME", "ddp_converted") for line in lines]
+    printed = printed_by(lines, tmp_path, tool)
+    assert sum(line.startswith("... checked ") for line in printed) >= 40
+    assert sum(line.startswith("seen:") for line in printed) >= 1
 
 
 @pytest.mark.launch
