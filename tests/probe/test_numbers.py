@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from harness.rank.compare import astray, ulp
+from harness.training.probe.compare.reference import Reference
+from harness.training.probe.runner import Step
 
 ZERO, ONE = numpy.zeros(2), numpy.ones(2)
 
@@ -38,3 +40,17 @@ def test_an_ulp_is_the_least_change_of_a_value(dtype: torch.dtype) -> None:
         -torch.finfo(dtype).eps,
     }
     assert torch.equal(change, ulp(tensor, torch.Generator().manual_seed(0)))
+
+
+def test_the_rounding_of_a_single_value_is_that_of_its_largest_update() -> None:
+    """Momentum cancels an update of 0.01, in fp16, down to 0.0004; its rounding stays."""
+
+    def step(update: float) -> Step:
+        arrays = {"b": numpy.array([update])}
+        gradient = {"b": numpy.array([1.0])}
+        kinds = {"grad": gradient, "update": arrays, "eps": {"b": 1e-7}, "largest": {"b": 0.1}}
+        return {**kinds, "coarse": 2.0**-10}
+
+    reference = Reference([step(0.01), step(0.0004)], [])
+    assert reference.spread(1, "update")["b"] == pytest.approx(2.0**-11 * 0.01)
+    assert reference.spread(1, "grad")["b"] == pytest.approx(2.0**-11)

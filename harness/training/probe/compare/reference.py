@@ -110,7 +110,8 @@ class Reference:
 
     def spread(self, step: int, quantity: str) -> Spread:
         """By parameter, how far rounding alone moves a quantity at a step, counted from 0. A single
-        value in 16 bits counts as moved by half an ulp: by chance, no perturbed run may move it."""
+        value in 16 bits counts as moved by half an ulp: by chance, no perturbed run may move it. An
+        update counts as large as the largest one so far, which momentum may have cancelled."""
         key = step, quantity
         if key not in self._spreads:
             expected = self._by_parameter(self.steps, step, quantity)
@@ -119,8 +120,12 @@ class Reference:
             ]
             spreads = compare.spread(others, expected)
             if coarse := self.steps[step].get("coarse", 0.0) / 2:
-                single = {n: compare.length(v) for n, v in expected.items() if v.size == 1}
-                spreads |= {n: max(spreads[n], coarse * size) for n, size in single.items()}
+                single = [name for name, value in expected.items() if value.size == 1]
+                earlier = self.steps[: step + 1] if quantity == "update" else [self.steps[step]]
+                for name in single:
+                    values = [each[quantity][name] for each in earlier if name in each[quantity]]
+                    size = max(map(compare.length, values))
+                    spreads[name] = max(spreads[name], coarse * size)
             if quantity in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
                 spreads = {n: max(s, eps[n] * largest[n]) for n, s in spreads.items()}
