@@ -74,6 +74,20 @@ def test_a_script_agrees_or_contradicts_or_does_not_answer(
     assert str(reproduction).endswith("(1 line, 2.5 s)")
 
 
+def test_a_script_that_a_thread_of_gloo_aborts_runs_again(folders: Path, tmp_path: Path) -> None:
+    (catalog.folder("bf16_clip") / "report.py").write_text(
+        "import pathlib, sys\n"
+        "runs = pathlib.Path('runs')\n"
+        "runs.write_text((runs.read_text() if runs.exists() else '') + '.')\n"
+        "if len(runs.read_text()) < 3:\n"
+        f"    sys.exit({report_scripts.ABORTED!r})\n"
+        "print('right: kept')\n"
+    )
+    process = report_scripts.run("bf16_clip", tmp_path, {}, tmp_path)
+    assert (process.returncode, process.stdout) == (0, "right: kept\n")
+    assert (tmp_path / "runs").read_text() == "..."
+
+
 def test_a_script_has_the_shims_and_packages_of_its_releases(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
