@@ -3,9 +3,11 @@ stream."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from harness.rank import events
 from harness.rank.guard.process import is_worker
 from harness.rank.guard.rows import Rows
-from harness.rank.guard.workers import has_drawn, state_of
+from harness.rank.guard.workers import SLOT, WorkerNumbers, has_drawn, state_of
 
 
 class Noise(Dataset[Any]):
@@ -298,3 +300,29 @@ def test_another_generator_of_numpy_is_no_draw(kind: Callable[[int], Any]) -> No
     assert other is not None
     assert has_drawn(before, drawn)
     assert not has_drawn(before, other)
+
+
+def test_where_shared_memory_is_full_workers_that_are_not_forked_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A write into memory that is not there would end the worker."""
+
+    class Iterator:
+        _num_workers, _base_seed = 2, 5
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("harness.rank.guard.workers.SHARED", str(tmp_path))
+    loader, iterator, numbers = (
+        workers(none, multiprocessing_context="spawn"),
+        Iterator(),
+        WorkerNumbers(),
+    )
+    numbers.begin(iterator, loader)
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [2 * SLOT]
+    numbers.forget(iterator)
+    monkeypatch.setattr("os.posix_fallocate", fail)
+    numbers.begin(iterator, loader)
+    assert numbers.of(iterator) == {}
+    assert list(tmp_path.iterdir()) == []

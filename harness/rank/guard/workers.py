@@ -74,18 +74,24 @@ class WorkerNumbers:
     def _file(self, iterator: Any, workers: int) -> mmap.mmap | None:
         """A file that is there until an iterator is compared; None if it cannot be made, or if
         another loader with the same seed has it."""
-        path = _path(os.getpid(), iterator._base_seed)
+        seed = getattr(iterator, "_base_seed", None)
+        if seed is None:
+            return None
+        path = _path(os.getpid(), seed)
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError:
             return None
+        self._files[iterator] = weakref.finalize(iterator, _remove, path)
         try:
-            os.truncate(file, SLOT * workers)
-            memory = mmap.mmap(file, SLOT * workers)
+            # Where a container's memory for files is full, a write into a hole would end a worker.
+            os.posix_fallocate(file, 0, SLOT * workers)
+            return mmap.mmap(file, SLOT * workers)
+        except (OSError, AttributeError):  # there is no room; another system
+            self.forget(iterator)
+            return None
         finally:
             os.close(file)
-        self._files[iterator] = weakref.finalize(iterator, _remove, path)
-        return memory
 
     def _join(self) -> None:
         """In a worker that was not forked: share the memory of its loader."""

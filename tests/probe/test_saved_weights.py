@@ -1,0 +1,38 @@
+"""Weights that are saved are compared with those that the reference saves."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.whole_run import checkpoints
+from harness.training.probe.layouts import RANKS, Layout
+from harness.training.probe.runner import Run
+
+
+def run_that_saves(distance: float, path: str = "last.pt", *, goes_on: bool = False) -> Run:
+    entry = {"distance": distance, "types": ["float32"], "absent": []}
+    layout = Layout("2 ranks", RANKS, 2, 1, goes_on=goes_on)
+    return Run(layout, [], saves=[(2, path, "model", entry)])
+
+
+@pytest.mark.parametrize(
+    ("distances", "path", "is_broken"),
+    [
+        ((1.0, 0.0), "last.pt", True),
+        ((0.6, 0.0), "last.pt", True),
+        ((0.0, 1.0), "last.pt", True),
+        ((0.0, 0.02), "last.pt", False),
+        ((0.6, 0.8), "last.pt", False),  # both are averages, of other lengths
+        ((250.0, 180.0), "last.pt", False),  # masks of a pruning, or momentum
+        ((1.0, 0.0), "ema.pt", False),
+        ((1.0, 0.0), "best/model.pt", False),
+    ],
+)
+def test_weights_are_broken_if_one_alone_saves_the_trained_or_the_first_ones(
+    distances: tuple[float, float], path: str, is_broken: bool
+) -> None:
+    differences = list(checkpoints(*(run_that_saves(one, path) for one in distances)))
+    assert [isinstance(one, Broken) for one in differences] == [True] * is_broken
+    notes = [*checkpoints(*(run_that_saves(one, path, goes_on=True) for one in distances))]
+    assert bool(notes) == (abs(distances[0] - distances[1]) > 0.1)
