@@ -29,14 +29,16 @@ def output_lines(text: str) -> Iterator[str]:
                 yield re.sub(r"\(\d+\.\d s\)", "", line).strip()
 
 
-def printed_by(lines: Iterable[str], folder: Path, path: str = os.environ["PATH"]) -> list[str]:
+def printed_by(
+    lines: Iterable[str], folder: Path, path: str = os.environ["PATH"], **variables: str
+) -> list[str]:
     """What the commands print in a folder, without times; each ends with 0 or 1."""
     ended = "code=$?; [ $code -le 1 ] || { echo the command before ended with $code; exit 1; }\n"
     script = "".join(f"{line}\n{ended}" for line in lines)
     process = subprocess.run(
         ["bash", "-c", script],
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env={**os.environ, "PATH": path, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

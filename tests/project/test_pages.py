@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness.system.files import ROOT
+from tests import slurm_cluster
 from tests.overlays import lent_packages
 from tests.project.pages import commands, output_lines, printed_by, without_numbers
 from tests.project.test_action import TOOL
+from tests.slurm_cluster import free_ports
 
 PROJECT = """
 [project]
@@ -85,26 +87,34 @@ def test_the_commands_of_the_page_of_check_that_run_bugs_work(tmp_path: Path, to
 @pytest.mark.launch
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_guard_work(tmp_path: Path, tool: str) -> None:
-    """tests/guard/test_launchers.py has accelerate and srun, and tests/docker_nightly.py docker."""
+    """The next test has srun, and tests/docker_nightly has docker."""
     page = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
     (tmp_path / "loops").symlink_to(ROOT / "loops")
-    script = (ROOT / "loops" / "ddp.py").read_text(encoding="utf-8")
-    for before, after in (
-        ("required=True", "default=2"),
-        ("parse_args()", "parse_known_args()[0]"),
-    ):
-        assert before in script
-        script = script.replace(before, after, 1)
-    (tmp_path / "train.py").write_text(script)
-    lines = [
-        line
-        for line in commands(page)
-        if not any(word in line for word in ("accelerate", "srun", "docker", "HARNESS_CACHE"))
-    ]
-    assert len(lines) == 7
-    printed = printed_by(lines, tmp_path, tool)
+    (tmp_path / "train.py").write_text(script_without_options())
+    words = ("srun", "docker", "HARNESS_CACHE")
+    lines = [line for line in commands(page) if not any(word in line for word in words)]
+    assert len(lines) == 8
+    with lent_packages("2026-11-20", accelerate="1.15.0") as overlay:  # the user's own
+        add_program(tmp_path, "accelerate", ACCELERATE)
+        at = next(n for n, line in enumerate(lines) if "accelerate" in line)
+        lines[at] = f"PYTHONPATH={shlex.quote(str(overlay.site))} {lines[at]}"
+        printed = printed_by(lines, tmp_path, tool)
     assert [line for line in output_lines(page) if line not in printed] == []
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason="Slurm is not installed")
+def test_the_command_of_the_page_of_guard_with_srun_works(tmp_path: Path, tool: str) -> None:
+    page = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
+    (line,) = [line for line in commands(page) if "srun" in line]
+    (port,) = free_ports(1)
+    (tmp_path / "train.py").write_text(RANK_OF_SLURM.format(port=port) + script_without_options())
+    with slurm_cluster.cluster(cores=8, lines="SlurmdParameters=config_overrides") as slurm:
+        printed = printed_by([line], tmp_path, tool, SLURM_CONF=str(slurm.conf))
+    assert any(", 8 ranks" in line for line in printed), printed
+    assert any(line.endswith("; no alarm") for line in printed), printed
 
 
 @pytest.mark.launch
@@ -132,22 +142,14 @@ def test_the_commands_of_the_page_of_probe_print_what_it_shows(tmp_path: Path, t
 @pytest.mark.launch
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, tool: str) -> None:
-    """Those with all models or a cluster take minutes."""
+    """The next test has those about all models."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     (model,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_model.py").write_text(model)
     config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "requirements.txt").write_text("transformers==5.23.0\n")
-    words = (
-        "my_model.py:make",
-        "qwen3 --relations packing",
-        "llama gpt_oss",
-        "bert roberta",
-        "config.json",
-        "sequence_classification",
-    )
-    lines = [line for line in commands(page) if any(word in line for word in words)]
+    lines = [line for line in commands(page) if not of_all_models(line)]
     assert len(lines) == 8
     printed = printed_by(lines, tmp_path, tool)
     assert [line for line in output_lines(page) if line not in printed] == []
@@ -155,10 +157,28 @@ def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, 
 
 @pytest.mark.launch
 @pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.exhaustive
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason="Slurm is not installed")
+def test_the_commands_of_the_page_of_models_about_all_models_work(
+    tmp_path: Path, tool: str
+) -> None:
+    """They take an hour, less where answers are stored: the one with Slurm takes those."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    lines = [line for line in commands(page) if of_all_models(line)]
+    assert len(lines) == 6
+    with slurm_cluster.cluster() as slurm:
+        printed = printed_by(lines, tmp_path, tool, SLURM_CONF=str(slurm.conf))
+    assert sum(bool(re.match(r"\d+ models, \d+ relations: ", line)) for line in printed) >= 3
+    assert (tmp_path / "models.json").is_file()
+
+
+@pytest.mark.launch
+@pytest.mark.slow
 def test_the_commands_of_the_page_of_detectors_print_what_it_shows(
     tmp_path: Path, tool: str
 ) -> None:
-    """Those with all scenarios take an hour: here one scenario stands for them."""
+    """One scenario stands for all of them; the next test has all."""
     page = (ROOT / "docs" / "detectors.md").read_text(encoding="utf-8")
     classes = re.findall(r"^```python\n(class Detector.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "my_detector.py").write_text(classes[0])
@@ -176,11 +196,61 @@ def test_the_commands_of_the_page_of_detectors_print_what_it_shows(
     assert [line for line in output_lines(page) if without_numbers(line) not in answers] == []
 
 
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_first_command_of_the_page_of_detectors_works_with_all_scenarios(
+    tmp_path: Path, tool: str
+) -> None:
+    """It takes an hour. The others differ from it by the detector and the seeds."""
+    page = (ROOT / "docs" / "detectors.md").read_text(encoding="utf-8")
+    classes = re.findall(r"^```python\n(class Detector.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_detector.py").write_text(classes[0])
+    printed = printed_by(commands(page)[:1], tmp_path, tool)
+    assert sum("my_detector.py:Detector: detected" in line for line in printed) >= 10
+
+
+def script_without_options() -> str:
+    """A script that may be called without options, and ignores those that it does not know."""
+    script = (ROOT / "loops" / "ddp.py").read_text(encoding="utf-8")
+    for before, after in (
+        ("required=True", "default=2"),
+        ("parse_args()", "parse_known_args()[0]"),
+    ):
+        assert before in script
+        script = script.replace(before, after, 1)
+    return script
+
+
+PYTHON = shlex.quote(sys.executable)
+ACCELERATE = f'#!/bin/sh\nexec {PYTHON} -m accelerate.commands.accelerate_cli "$@"\n'
+RANK_OF_SLURM = """\
+import os
+os.environ |= {{"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_NTASKS"]}}
+os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}}
+"""
+
+
+def of_all_models(line: str) -> bool:
+    """Whether a command of ``models`` names no model."""
+    words = line.split()
+    named = {"--pins", "--json", "--head", "--newest", "--changes"}
+    return words[1] in ("models", "watch") and (
+        len(words) == 2 or words[2] in named or words[2].startswith(("on=", "--models"))
+    )
+
+
 @pytest.fixture
 def tool(tmp_path: Path) -> str:
     """The PATH of a user who has installed this checkout."""
-    program = tmp_path / "bin" / "distributed-bugs"
-    program.parent.mkdir()
-    program.write_text(TOOL.format(python=shlex.quote(sys.executable), root=ROOT))
+    folder = add_program(tmp_path, "distributed-bugs", TOOL.format(python=PYTHON, root=ROOT))
+    return f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def add_program(user: Path, name: str, text: str) -> Path:
+    """Add a program to the folder of the user's programs, which is returned."""
+    program = user / "bin" / name
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(text)
     program.chmod(0o755)
-    return f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return program.parent
