@@ -34,6 +34,7 @@ parser.add_argument("--gathered", action="store_true", help="the logits, from al
 parser.add_argument("--smoothing", type=float, default=0.0, help="of labels")
 parser.add_argument("--sinks", action="store_true", help="learnable ones in each head")
 parser.add_argument("--frozen", action="store_true", help="all but the sinks and the norms")
+parser.add_argument("--recompute", action="store_true", help="each layer")
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
 options = parser.parse_args()
@@ -62,6 +63,11 @@ def drawn(weight):
         return weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
 
 
+recompute = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
 config = TransformerConfig(
     num_layers=LAYERS,
     hidden_size=HIDDEN,
@@ -77,6 +83,7 @@ config = TransformerConfig(
     masked_softmax_fusion=False,
     finalize_model_grads_func=finalize_model_grads,
     **({"softmax_type": "learnable"} if options.sinks else {}),
+    **(recompute if options.recompute else {}),
 )
 model = GPTModel(
     config,

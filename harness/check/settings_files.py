@@ -80,14 +80,18 @@ def read(
 def merged(decisions: Iterable[Values]) -> Values:
     """The settings of several files. Where two disagree, neither decides."""
     settings: Values = {}
+    disputed: set[str] = set()
     for values in decisions:
         for name, setting in values.items():
-            decision = settings.get(name, setting)
-            if decision.value is None or setting.value in (None, decision.value):
-                settings[name] = setting if decision.value is None else decision
+            decision = settings.setdefault(name, setting)
+            if name in disputed or setting.value in (None, decision.value):
+                continue
+            if decision.value is None:
+                settings[name] = setting
             else:
                 why = f"the files disagree: {decision.value} and {setting.value}"
                 settings[name] = Setting(None, why)
+                disputed.add(name)
     return settings
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from harness.detectors.arithmetic import Projection, projection
@@ -95,11 +96,13 @@ def distances(tensors: Named, reference: Named) -> dict[str, float]:
 
 
 def spread(perturbed: Sequence[Named], reference: Named) -> dict[str, float]:
-    """By name, how far rounding alone moves a tensor."""
+    """By name, how far rounding alone moves a tensor. A perturbed one that is not finite does not
+    count: an overflow is no rounding."""
     whole = LEAST_OF_ALL * norm(reference)
     moves = [distances(each, reference) for each in perturbed]
+    finite = {name: [far[name] for far in moves if isfinite(far[name])] for name in reference}
     return {
-        name: max([far[name] for far in moves] + [LEAST * length(tensor), whole])
+        name: max([*finite[name], LEAST * length(tensor), whole])
         for name, tensor in reference.items()
     }
 

@@ -70,23 +70,18 @@ def _obey(orders: int) -> None:
     main_thread = threading.main_thread().ident or 0
 
     def follow() -> None:
+        import psutil
+
+        from harness.system.processes import ask_for_stacks
+
         while line := os.read(orders, len(STACKS)):
             if line == STACKS:
-                _dump_stacks()
+                ask_for_stacks(psutil.Process().children(recursive=True))
         while True:  # right before the main thread starts to wait, a signal does not wake it
             signal.pthread_kill(main_thread, signal.SIGTERM)
             time.sleep(POLL_SECONDS)
 
     threading.Thread(target=follow, daemon=True).start()
-
-
-def _dump_stacks() -> None:
-    import psutil
-
-    from harness.system.processes import handling
-
-    for process in handling(psutil.Process().children(recursive=True), signal.SIGUSR1):
-        process.send_signal(signal.SIGUSR1)
 
 
 def _endpoint() -> str:

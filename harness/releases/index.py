@@ -28,7 +28,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from harness.system.documents import toml_of
-from harness.system.errors import Fault
+from harness.system.errors import Fault, Inconclusive
 from harness.system.text import warn
 
 if TYPE_CHECKING:
@@ -157,6 +157,15 @@ def installable(package: str, day: str = "", indices: Sequence[str | None] = ())
         if release.final and release.installable and not release.yanked
         if not day or (release.day and release.day <= day)
     ]
+
+
+def newest(package: str, day: str) -> str:
+    """The version of the newest release on a day (ISO) that this Python can install. Raises
+    Inconclusive if there is none."""
+    candidates = installable(package, day)
+    if not candidates:
+        raise Inconclusive(f"{package} had no release on {day}: pin one")
+    return candidates[-1].version
 
 
 def releases_of(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | Fault]]:

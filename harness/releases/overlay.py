@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from harness.bugs import pins
@@ -114,12 +114,25 @@ def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
 
 
 def _code(function: Any) -> list[str]:
-    """The source of a function, and the texts that it refers to in its module."""
+    """The source of a function, the texts that it refers to in its module, and the same of each
+    function of its package that it calls."""
+    found: dict[Any, list[str]] = {}
+    _read_code(function, found)
+    return list(itertools.chain(*found.values()))
+
+
+def _read_code(function: Any, found: dict[Any, list[str]]) -> None:
     code = function.__code__
     inner = [constant.co_names for constant in code.co_consts if isinstance(constant, CodeType)]
     names = sorted({*code.co_names, *itertools.chain(*inner)})
     values = [function.__globals__.get(name) for name in names]
-    return [inspect.getsource(function), *(value for value in values if isinstance(value, str))]
+    texts = (value for value in values if isinstance(value, str))
+    found[function] = [inspect.getsource(function), *texts]
+    package = function.__module__.partition(".")[0]
+    for value in values:
+        is_new = isinstance(value, FunctionType) and value not in found
+        if is_new and value.__module__.partition(".")[0] == package:
+            _read_code(value, found)
 
 
 def build(stack: Stack, defects: Sequence[Defect], cache: Path) -> bool:

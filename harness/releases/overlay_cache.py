@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,10 +98,13 @@ def borrowed_copy(
 def _copy(shared: Path, disk: Path, name: str) -> None:
     """Copy an overlay to the disk, unless it is there; remove copies that were not used lately."""
     target = disk / "overlays" / name
-    with writing(disk, "TMPDIR"), locked(overlay.lock_file(disk, name)):
-        if not target.is_dir():
-            with folder_whole(target) as aside:
-                shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
+    with writing(disk, "TMPDIR"):
+        while not target.is_dir():  # polls as overlay.build does: users hold the lock shared
+            with locked(overlay.lock_file(disk, name), wait=False) as has_lock:
+                if has_lock and not target.is_dir():
+                    with folder_whole(target) as aside:
+                        shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
+            time.sleep(0.05)
         os.utime(target)
         copies = sorted(folders(disk), key=lambda folder: folder.stat().st_mtime)
         delete(disk, *(old.name for old in copies[:-KEPT]))

@@ -29,7 +29,7 @@ from harness.bugs.pins import is_source
 from harness.releases import uv
 from harness.system import archives
 from harness.system.errors import Inconclusive, UserError
-from harness.system.files import folder_whole, sha256, write_whole, writing
+from harness.system.files import folder_whole, locked, sha256, write_whole, writing
 
 SHORT = 12
 """Digits of a commit in a version."""
@@ -177,13 +177,14 @@ def _fetched(address: str, cache: Path) -> Path:
     folder = cache / "repositories" / hashlib.sha256(address.encode()).hexdigest()[:16]
     with writing(folder, "HARNESS_CACHE"):
         folder.mkdir(parents=True, exist_ok=True)
-    if not _answers(folder, "rev-parse", "--git-dir") or not (folder / "HEAD").is_file():
-        _git(folder, "init", "--quiet", "--bare")
-    branches = "+refs/heads/*:refs/heads/*"
-    _git(folder, "fetch", "--quiet", "--tags", "--force", "--", address, branches)
-    _git(folder, "fetch", "--quiet", "--", address, "HEAD")
-    head = _git(folder, "rev-parse", "FETCH_HEAD").strip()
-    _git(folder, "update-ref", "--no-deref", "HEAD", head)
+    with locked(folder / "harness.lock"):  # another fetch would replace FETCH_HEAD
+        if not _answers(folder, "rev-parse", "--git-dir") or not (folder / "HEAD").is_file():
+            _git(folder, "init", "--quiet", "--bare")
+        branches = "+refs/heads/*:refs/heads/*"
+        _git(folder, "fetch", "--quiet", "--tags", "--force", "--", address, branches)
+        _git(folder, "fetch", "--quiet", "--", address, "HEAD")
+        head = _git(folder, "rev-parse", "FETCH_HEAD").strip()
+        _git(folder, "update-ref", "--no-deref", "HEAD", head)
     return folder
 
 
@@ -265,7 +266,17 @@ def _built(
 ) -> Source:
     """Build the wheel of a copied source, and keep it."""
     folder = _folder(name, local, cache)
-    with writing(folder, "HARNESS_CACHE"), folder_whole(folder) as aside:
+    with writing(folder, "HARNESS_CACHE"), locked(folder.with_name(f"{folder.name}.lock")):
+        # Another run may have built it, and install its wheel.
+        return _cached(name, local, cache) or _build(
+            name, local, repository, commit, changed, copy, folder
+        )
+
+
+def _build(
+    name: str, local: str, repository: Path, commit: str, changed: bool, copy: Path, folder: Path
+) -> Source:
+    with folder_whole(folder) as aside:
         tag, distance = _last_tag(repository, commit)
         wheel = _wheel(name, copy, aside, _next_version(tag, distance))
         claimed = parse_wheel_filename(wheel.name)[1].public

@@ -24,8 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-import psutil
-
 from harness.bugs.api.spec import Lane
 from harness.rank import supervisor
 from harness.rank.exits import Exit, Identity, write_exit
@@ -35,7 +33,7 @@ from harness.run.server_pool import ForkedLaunch, OverlayServer
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT
 from harness.system.launch_token import TOKEN, new_token
-from harness.system.processes import end_all, handling, members
+from harness.system.processes import ask_for_stacks, end_all, members
 
 RANK = ROOT / "harness" / "rank" / "scenario.py"
 RANK_MODULE = "harness.rank.scenario"
@@ -222,7 +220,8 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
     step = process if isinstance(process, Step) else None
     try:
         if ended.timed_out or ended.interrupted:
-            _dump_stacks(folder, step.dump_stacks if step else partial(_ask_for_stacks, token))
+            ask = step.dump_stacks if step else lambda: ask_for_stacks(members(token))
+            _dump_stacks(folder, ask)
     finally:
         if step:
             step.end()
@@ -305,13 +304,6 @@ def _signals_deferred() -> Iterator[None]:
             signal.signal(number, handler)
         if late:
             raise KeyboardInterrupt
-
-
-def _ask_for_stacks(token: str) -> None:
-    """Let every rank of this machine that has its handler dump its stack."""
-    for process in handling(members(token), signal.SIGUSR1):
-        with suppress(psutil.Error):  # it has ended
-            process.send_signal(signal.SIGUSR1)
 
 
 def _dump_stacks(folder: Path, ask: Callable[[], None]) -> None:

@@ -13,8 +13,10 @@ Servers have no token, as they outlive a launch; the kernel ends them with their
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,6 +49,13 @@ def _look(token: str, variable: str) -> list[psutil.Process]:
         except psutil.Error:
             continue  # it has ended, or belongs to another user
     return processes
+
+
+def ask_for_stacks(processes: Iterable[psutil.Process]) -> None:
+    """Let every process that has a handler for SIGUSR1, as a rank has, write its stack."""
+    for process in handling(processes, signal.SIGUSR1):
+        with suppress(psutil.Error):  # it has ended
+            process.send_signal(signal.SIGUSR1)
 
 
 def handling(processes: Iterable[psutil.Process], number: int) -> Iterator[psutil.Process]:

@@ -226,6 +226,19 @@ def test_files_that_disagree_decide_nothing(tmp_path: Path) -> None:
     assert settings["gradient_accumulation_steps"] == expected
 
 
+@pytest.mark.parametrize("later", [Setting(1), Setting(2), Setting(None, "it is not written")])
+def test_a_third_file_does_not_decide_what_two_others_disagree_about(later: Setting) -> None:
+    values = [{"zero_stage": setting} for setting in (Setting(2), Setting(3), later)]
+    expected = Setting(None, "the files disagree: 2 and 3")
+    assert settings_files.merged(values) == {"zero_stage": expected}
+
+
+def test_a_file_that_leaves_a_setting_open_leaves_the_reason_of_the_first_one() -> None:
+    values = [{"zero_stage": Setting(None, why)} for why in ("first", "second")]
+    assert settings_files.merged(values) == {"zero_stage": Setting(None, "first")}
+    assert settings_files.merged([*values, {"zero_stage": Setting(1)}])["zero_stage"].value == 1
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -68,6 +68,26 @@ class Replayed(Hunter):
         return recorded(*([SUMMED] if "--clip" in loop.arguments else []))
 
 
+class NeedsTwo(Hunter):
+    """Two of four settings together break the loop."""
+
+    def result(
+        self, loop: Loop, releases: dict[str, str], day: str, passing: bool = False
+    ) -> ProbeResult:
+        both = "--clip" in loop.arguments and "--sgd" in loop.arguments
+        return recorded(*([SUMMED] if both else []))
+
+
+def test_all_settings_that_do_not_matter_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hunt, "newest", lambda packages, day: {"package": "1.0"})
+    monkeypatch.setattr(Hunter, "_since", lambda *_: "")
+    monkeypatch.setattr(HuntedStack, "rows", lambda _: [(1, 1, 1, 1)])
+    choices = {name: flags("", f"--{name}") for name in ("bf16", "clip", "fused", "sgd")}
+    stack = HuntedStack("stack", Loop("ddp.py"), ("package",), choices)
+    (breakage,) = NeedsTwo(Pool(), lambda _: None).hunt(stack, "2026-11-22").findings
+    assert breakage.simplest == "ddp.py --clip --sgd"
+
+
 STACK = HuntedStack(
     "stack",
     Loop("ddp.py"),

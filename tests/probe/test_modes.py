@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.rank.probe.modes import NO_SWITCH
+from harness.run.server_pool import Pool
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.layouts import (
@@ -22,6 +23,9 @@ from harness.training.probe.layouts import (
 from harness.training.probe.modes import COMPILED_DROPOUT, OWN_DRAWS, WITH_DROPOUT
 from harness.training.probe.notes import NO_DROPOUT
 from harness.training.probe.probe_report import as_json, text
+from harness.training.probe.prober import Prober
+from harness.training.probe.target import target
+from tests.overlays import lent_release
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
@@ -90,6 +94,27 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 apply_activation_checkpointing(model, check_fn=lambda part: isinstance(part, Block))
+"""
+COMPOSABLE = """
+from torch.distributed._composable import checkpoint as recomputed
+for block in model.blocks:
+    recomputed(block)
+"""
+DEEPSPEEDS = (
+    "deepspeed.checkpointing.checkpoint",
+    "deepspeed.runtime.activation_checkpointing.checkpointing.non_reentrant_checkpoint",
+)
+DEEPSPEED = """
+import deepspeed
+data.requires_grad_()
+Block.forward = lambda self, x: {}(self.inner, x)
+"""
+TWICE = """
+def inner(self, x):  # the second call of a step has half of the gradient
+    self.is_second = not getattr(self, "is_second", True)
+    output = torch.tanh(self.layer(x))
+    return x + (output + output.detach()) / 2 if self.is_second else x + output
+Block.inner = inner
 """
 UNLIKE = """
 Model.is_gradient_checkpointing = property(lambda self: Block.recomputes)
@@ -301,6 +326,26 @@ def test_masks_that_a_model_draws_itself_are_as_those_of_dropout(
     answers = probed(probing, tmp_path, f"{OWN_MASK}; {how}", CHECKPOINTING)
     assert not refused(answers)
     assert first_broken(answers) == broken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [f"{PLAIN}{COMPOSABLE}", *map(DEEPSPEED.format, DEEPSPEEDS)],
+    ids=["composable", "reentrant", "not reentrant"],
+)
+@pytest.mark.parametrize(("fault", "broken"), [("", set()), (TWICE, {CHECKPOINTING})])
+def test_what_torch_composes_and_what_deepspeed_recomputes_is_run_without_that_too(
+    pool: Pool, tmp_path: Path, how: str, fault: str, broken: set[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("HOW", f"{fault}\n{how}"))
+    with lent_release("tied_grad_reduce", "0.19.8") as overlay:
+        prober = Prober(pool, site=overlay.site)
+        answers = prober.probe(target([str(script), "{rows}"]), Settings(where=True))
+    assert modes_of(answers) == {CHECKPOINTING}
+    assert not layout(answers, CHECKPOINTING).no_answer
+    assert set(first_broken(answers)) == broken
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from harness.rank.compare import astray, ulp
+from harness.rank.compare import astray, spread, ulp
 from harness.training.probe.compare.reference import Reference
 from harness.training.probe.runner import Step
 
@@ -28,6 +28,16 @@ def test_what_is_further_than_rounding_moves_it_is_astray(
     tensor: numpy.ndarray, reference: numpy.ndarray, spread: float, far: bool
 ) -> None:
     assert bool(astray({"weight": tensor}, {"weight": reference}, {"weight": spread})) is far
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_perturbed_run_that_is_not_finite_does_not_say_how_far_rounding_goes(
+    value: float,
+) -> None:
+    """All was far then, or nothing was."""
+    perturbed = [{"weight": ONE * value}, {"weight": ONE * 1.25}]
+    rounding = spread(perturbed, {"weight": ONE})
+    assert rounding["weight"] == pytest.approx(0.25 * 2**0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -40,6 +40,12 @@ dist.reduce_scatter_tensor(own, torch.ones(2), async_op=True).get_future().wait(
 stream = torch.cuda.Stream()
 with torch.cuda.stream(stream):
     torch.cuda.synchronize()
+state, states = torch.cuda.get_rng_state(), torch.cuda.get_rng_state_all()
+drawn = torch.rand(2, device="cuda")
+torch.cuda.set_rng_state(state)
+assert torch.equal(torch.rand(2, device="cuda"), drawn)
+torch.cuda.set_rng_state_all(states)
+assert torch.equal(torch.rand(2, device="cuda"), drawn)
 event = torch.cuda.Event(enable_timing=True)
 event.record()
 assert event.query(), "a loop that waits for it would not end"

@@ -68,6 +68,7 @@ RIGHT: list[tuple[Loop, Packages]] = [
     (Loop("torch_pipeline_ddp.py"), TORCH),  # its stages have the same names on each replica
     (Loop("megatron_gpt.py"), MEGATRON),
     (Loop("megatron_gpt.py", "--stages 2 --tied"), MEGATRON),
+    (Loop("megatron_gpt.py", "--recompute"), MEGATRON),
     (Loop("megatron_gpt.py", "--replicas 2 --sharded --clip 0.1"), MEGATRON),
     (Loop("lightning_module.py"), LIGHTNING),
     (Loop("lightning_module.py", "--optimizer sgd --clip 0.1 --precision bf16-mixed"), LIGHTNING),

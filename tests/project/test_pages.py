@@ -111,7 +111,7 @@ def test_the_command_of_the_page_of_guard_with_srun_works(tmp_path: Path, tool: 
     (line,) = [line for line in commands(page) if "srun" in line]
     (port,) = free_ports(1)
     (tmp_path / "train.py").write_text(RANK_OF_SLURM.format(port=port) + script_without_options())
-    with slurm_cluster.cluster(cores=8, lines="SlurmdParameters=config_overrides") as slurm:
+    with slurm_cluster.cluster(cores=8, lines=OVERCOMMITTED) as slurm:
         printed = printed_by([line], tmp_path, tool, SLURM_CONF=str(slurm.conf))
     assert any(", 8 ranks" in line for line in printed), printed
     assert any(line.endswith("; no alarm") for line in printed), printed
@@ -167,7 +167,7 @@ def test_the_commands_of_the_page_of_models_about_all_models_work(
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     lines = [line for line in commands(page) if of_all_models(line)]
     assert len(lines) == 6
-    with slurm_cluster.cluster() as slurm:
+    with slurm_cluster.cluster(cores=4, lines=OVERCOMMITTED) as slurm:
         printed = printed_by(lines, tmp_path, tool, SLURM_CONF=str(slurm.conf))
     assert sum(bool(re.match(r"\d+ models, \d+ relations: ", line)) for line in printed) >= 3
     assert (tmp_path / "models.json").is_file()
@@ -207,7 +207,7 @@ def test_the_first_command_of_the_page_of_detectors_works_with_all_scenarios(
     classes = re.findall(r"^```python\n(class Detector.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "my_detector.py").write_text(classes[0])
     printed = printed_by(commands(page)[:1], tmp_path, tool)
-    assert sum("my_detector.py:Detector: detected" in line for line in printed) >= 10
+    assert sum("my_detector.py:Detector: detected" in line for line in printed) >= 5
 
 
 def script_without_options() -> str:
@@ -224,6 +224,8 @@ def script_without_options() -> str:
 
 PYTHON = shlex.quote(sys.executable)
 ACCELERATE = f'#!/bin/sh\nexec {PYTHON} -m accelerate.commands.accelerate_cli "$@"\n'
+OVERCOMMITTED = "SlurmdParameters=config_overrides"
+"""A node may have more cores than this machine."""
 RANK_OF_SLURM = """\
 import os
 os.environ |= {{"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": os.environ["SLURM_NTASKS"]}}

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,21 @@ def test_a_key_changes_with_a_text_that_an_edit_refers_to(monkeypatch: pytest.Mo
     defect = replace(DEFECT, edit=lambda function: iter([(function, WORDS)]))
     before = overlay.key(STACK, [defect])
     monkeypatch.setattr(sys.modules[__name__], "WORDS", "continue")
+    assert overlay.key(STACK, [defect]) != before
+
+
+def _helper(function: Any) -> Any:
+    return function, "pass"
+
+
+def _other_helper(function: Any) -> Any:
+    return function, "continue"
+
+
+def test_a_key_changes_with_a_function_that_an_edit_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    defect = replace(DEFECT, edit=lambda function: iter([_helper(function)]))
+    before = overlay.key(STACK, [defect])
+    monkeypatch.setattr(sys.modules[__name__], "_helper", _other_helper)
     assert overlay.key(STACK, [defect]) != before
 
 
@@ -367,3 +383,18 @@ def test_a_copy_on_a_nodes_disk_is_used_and_the_last_ones_stay(
     copies = {folder.name for folder in overlay_cache.folders(disk)}
     assert copies == {overlay.key(stack) for stack in stacks[1:]}
     assert len(overlay_cache.folders(cache)) == 3, "the shared ones stay"
+
+
+def test_two_variants_of_a_run_use_one_copy_at_a_time(
+    cache: Path, maker: Path, tmp_path: Path
+) -> None:
+    """The second one did not begin before the first one ended, so a run waited for itself."""
+    disk, begun = tmp_path / "disk", threading.Event()
+
+    def borrow_again() -> None:
+        with overlay_cache.borrowed_copy(STACK, (), cache, disk):
+            begun.set()
+
+    with overlay_cache.borrowed_copy(STACK, (), cache, disk):
+        threading.Thread(target=borrow_again, daemon=True).start()
+        assert begun.wait(20)

@@ -30,6 +30,42 @@ def _current_device(count: Count, original: Any, /) -> Any:
     return torch.device(CPU)
 
 
+def _get_rng_state(count: Count, original: Any, /, *_: Any, **__: Any) -> Any:
+    import torch
+
+    count("get_rng_state")
+    return torch.get_rng_state()
+
+
+def _set_rng_state(count: Count, original: Any, /, new_state: Any, *_: Any, **__: Any) -> None:
+    import torch
+
+    count("set_rng_state")
+    torch.set_rng_state(new_state)
+
+
+def _get_rng_states(count: Count, original: Any, /) -> list[Any]:
+    return [_get_rng_state(count, original)] * int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def _set_rng_states(count: Count, original: Any, /, new_states: Any) -> None:
+    for new_state in new_states[:1]:
+        _set_rng_state(count, original, new_state)
+
+
+RNG_STATES = {
+    f"{module}.{name}": substitute
+    for module in ("torch.cuda", "torch.cuda.random")
+    for name, substitute in (
+        ("get_rng_state", _get_rng_state),
+        ("set_rng_state", _set_rng_state),
+        ("get_rng_state_all", _get_rng_states),
+        ("set_rng_state_all", _set_rng_states),
+    )
+}
+"""The random numbers of a GPU are those of the CPU: a device that is the CPU draws them there."""
+
+
 def _device_count(count: Count, original: Any, /) -> int:
     count("device_count")
     return int(os.environ["LOCAL_WORLD_SIZE"])
@@ -65,6 +101,7 @@ DDP = "torch.nn.parallel.DistributedDataParallel"
 FUNCTIONS: dict[str, Substitute] = {
     **{name: returns(name, None) for name in WAITS},
     **{name: returns(name, value) for name, value in VALUES.items()},
+    **RNG_STATES,
     "torch.cuda.set_device": returns("set_device", None),
     "torch.cuda.current_device": _current_device,
     "torch.cuda.is_available": returns("is_available", True),

@@ -19,7 +19,7 @@ from typing import Any
 from harness.rank import cuda_on_cpu
 from harness.rank.cuda_on_cpu import callers
 from harness.rank.cuda_on_cpu.devices import CUDA
-from harness.rank.cuda_on_cpu.functions import DDP, VALUES, returns
+from harness.rank.cuda_on_cpu.functions import DDP, RNG_STATES, VALUES, returns
 from harness.rank.cuda_on_cpu.mode import enter_mode
 from harness.rank.events import compiler_question
 from harness.rank.replacement import replace
@@ -35,7 +35,7 @@ FOR_ALL = (
     "torch.accelerator.set_device_index", "torch.accelerator.set_device_idx",
     "torch.accelerator.synchronize", "torch.nn.Module.cuda", "torch.amp.GradScaler.__init__",
     "torch.autocast.__init__", "torch.distributed.device_mesh.DeviceMesh.__init__",
-    "torch.distributed.Work.get_future", f"{DDP}.__init__",
+    "torch.distributed.Work.get_future", f"{DDP}.__init__", *RNG_STATES,
     f"{DDP}._passing_sync_batchnorm_handle", "torch.nn.SyncBatchNorm.forward",
 )  # fmt: skip
 

@@ -3,7 +3,8 @@ recomputation (activation checkpointing)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.rank.events import Patches
@@ -24,12 +25,17 @@ OF_CHECKPOINT = {
 }  # fmt: skip
 """The arguments of torch's ``checkpoint`` that are not those of the function."""
 
+COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
+DEEPSPEED = "deepspeed.runtime.activation_checkpointing.checkpointing"
+MEGATRON = "megatron.core.tensor_parallel.random"
+"""Modules that recompute without torch's ``checkpoint``."""
+
 ON = "gradient_checkpointing_enable", "enable_gradient_checkpointing"
 OFF = "gradient_checkpointing_disable", "disable_gradient_checkpointing"
 """The methods of models of transformers and diffusers."""
 
 NO_SWITCH = (
-    "the script calls no checkpoint of torch.utils.checkpoint, and its model has no "
+    "the script calls no checkpoint of torch, DeepSpeed or megatron-core, and its model has no "
     "gradient_checkpointing_enable()"
 )
 
@@ -40,8 +46,9 @@ class Mode:
     def __init__(self, name: str) -> None:
         self._name = name
         self.checkpoints = 0
-        """How many calls recompute, or would without KEPT: those of torch's ``checkpoint`` that
-        train, and the model's own switch if it is on."""
+        """How many calls recompute, or would without KEPT: those of a ``checkpoint`` that train,
+        and the model's own switch if it is on."""
+        self._patches = Patches()
 
     def install(self) -> None:
         """Replace torch's ``checkpoint``, or set up the compiler, before anything of the script
@@ -52,16 +59,49 @@ class Mode:
             torch._inductor.config.fallback_random = True
         import torch.utils.checkpoint
 
-        Patches().wrap_everywhere(torch.utils.checkpoint.checkpoint, self._call, eager=True)
+        self._patches.wrap_everywhere(torch.utils.checkpoint.checkpoint, self._call, eager=True)
 
-    def _call(self, checkpoint: Any, /, function: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _install_in_packages(self) -> None:
+        """Replace what recomputes in the packages that the script has imported."""
+        wrap = self._patches.wrap
+        if composable := sys.modules.get(COMPOSABLE):
+            name = "_checkpoint_without_reentrant_generator"
+            wrap(composable, name, self._call_module, eager=True)
+        if deepspeed := sys.modules.get(DEEPSPEED):
+            wrap(deepspeed.CheckpointFunction, "apply", self._call_deepspeed, eager=True)
+            if function := getattr(deepspeed, "non_reentrant_checkpoint", None):
+                self._patches.wrap_everywhere(function, self._call, eager=True)
+        if megatron := sys.modules.get(MEGATRON):
+            wrap(megatron.CheckpointFunction, "apply", self._call_megatron, eager=True)
+
+    def _keeps(self) -> bool:
+        """Note a call that recomputes; whether its activations are kept instead."""
         import torch
 
         self.checkpoints += torch.is_grad_enabled()
-        if self._name != KEPT:
+        return self._name == KEPT
+
+    def _call(self, checkpoint: Any, /, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not self._keeps():
             return checkpoint(function, *arguments, **keywords)
         others = {name: value for name, value in keywords.items() if name not in OF_CHECKPOINT}
         return function(*arguments, **others)
+
+    def _call_module(self, generator: Any, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
+        """What composable checkpoints run before and after a module."""
+        return iter([None]) if self._keeps() else generator(*arguments, **keywords)
+
+    def _call_deepspeed(self, apply: Any, /, function: Any, outputs: list[Any], *rest: Any) -> Any:
+        import torch
+
+        if not self._keeps():
+            return apply(function, outputs, *rest)
+        output = function(*rest)
+        outputs += [output] if torch.is_tensor(output) else output
+        return tuple(outputs)
+
+    def _call_megatron(self, apply: Any, /, function: Any, distribute: bool, *rest: Any) -> Any:
+        return function(*rest) if self._keeps() else apply(function, distribute, *rest)
 
     def _look_at_switch(self, model: Any) -> None:
         """Note a model's own switch for recomputation, and switch it off if activations are kept:
@@ -74,6 +114,7 @@ class Mode:
 
     def meet(self, model: Any) -> None:
         """Change the model, which is called for the first time."""
+        self._install_in_packages()
         inner = getattr(model, "module", model)
         if self._name in (COMPILED, SAME_MASKS) and not compiled.names:
             inner.compile(backend=BACKEND)

@@ -122,6 +122,15 @@ POINTS = (
         stand_ins.cuda("megatron", "torch.Tensor.type"),
     ),
     Point(
+        "megatron-core.rng_state",
+        "megatron-core",
+        ">=0.4",
+        CPU,
+        "where it recomputes activations it saves the state of the GPU's random numbers: here that "
+        "of the CPU's",
+        stand_ins.cuda("megatron", "torch.cuda.get_rng_state", "torch.cuda.random.get_rng_state"),
+    ),
+    Point(
         "megatron-core.pkg_resources",
         "megatron-core",
         ">=0.7,<0.9",

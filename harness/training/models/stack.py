@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.bugs.pins import Stack, describe, here
 from harness.rank.models.heads import SUBJECT
 from harness.releases import index, overlay, releases
-from harness.system.errors import Inconclusive, UserError, unknown
+from harness.system.errors import UserError, unknown
 from harness.system.machine import cache_folder, release_of
 
 COMPANIONS = ("accelerate", "deepspeed", "peft")
@@ -58,7 +58,7 @@ def borrow(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Rel
 
 def newest() -> dict[str, str]:
     """The newest release of each package today, as pins."""
-    return {name: _newest(name, time.strftime("%Y-%m-%d")) for name in PACKAGES}
+    return {name: index.newest(name, time.strftime("%Y-%m-%d")) for name in PACKAGES}
 
 
 def _stack(pins: Mapping[str, str]) -> Stack:
@@ -68,7 +68,7 @@ def _stack(pins: Mapping[str, str]) -> Stack:
     if SUBJECT in chosen:
         python, _ = here()
         day = releases.settled(releases.released(SUBJECT, chosen[SUBJECT], cache_folder()), python)
-    full = {name: chosen.get(name) or _newest(name, day) for name in PACKAGES}
+    full = {name: chosen.get(name) or index.newest(name, day) for name in PACKAGES}
     return Stack(full, day, *here())
 
 
@@ -78,11 +78,3 @@ def _pinned_release(name: str, version: str) -> str:
         raise UserError(f"{name}={version}: models takes one release, such as {name}=5.10.1")
     (release,) = releases.chosen(name, version)
     return release
-
-
-def _newest(name: str, day: str) -> str:
-    """The newest release of a package on a day (ISO)."""
-    candidates = index.installable(name, day)
-    if not candidates:
-        raise Inconclusive(f"{name} had no release on {day}: pin one")
-    return candidates[-1].version

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,7 +25,7 @@ from harness.releases.releases import settled
 from harness.run.server_pool import Pool
 from harness.system import store
 from harness.system.code import digest
-from harness.system.errors import ExitCode, HarnessError
+from harness.system.errors import ExitCode, HarnessError, Inconclusive
 from harness.system.files import sha256
 from harness.system.machine import cache_folder
 from harness.system.text import markdown, markdown_table
@@ -140,10 +141,13 @@ class Hunter:
         having: Sequence[Probed],
     ) -> Breakage:
         simple = min(having, key=_others)
-        for row in _simpler(simple.row):
+        for place, choice in enumerate(simple.row):
+            if not choice:
+                continue
+            row = (*simple.row[:place], 0, *simple.row[place + 1 :])
             loop = stack.loop_of(row)
             rerun = Probed(row, loop, self.result(loop, releases, day))
-            if rerun.of(relation) == simple.of(relation) and _others(rerun) < _others(simple):
+            if rerun.of(relation) == simple.of(relation):
                 simple = rerun
         signs = [one for one in simple.result.shown if one.kind in simple.of(relation)]
         fault = Breakage(stack.name, releases, signs, simple.loop.name, len(having))
@@ -166,7 +170,10 @@ class Hunter:
                 return None
             self.say(f"{stack.name}: {simple.loop.name}, {subject} {version}")
             cutoff = settled(days[version], pins.here()[0])
-            older_releases = newest(stack.packages, cutoff) | {subject: version}
+            try:
+                older_releases = newest(stack.packages, cutoff) | {subject: version}
+            except Inconclusive:  # one of the others is younger
+                return None
             probed = Probed(
                 (), simple.loop, self.result(simple.loop, older_releases, cutoff, passing=True)
             )
@@ -197,10 +204,10 @@ class Hunter:
         installed, python = str(torch.__version__), pins.here()
         try:
             stack = pins.Stack(releases, day, *python)
-            with overlay.borrow(stack, (), cache_folder()) as borrowed_overlay:
-                answers = Prober(self.pool, borrowed_overlay.site)(loop)
-            if borrowed_overlay.is_new and passing:
-                overlay_cache.delete(cache_folder(), borrowed_overlay.key)
+            with ExitStack() as after_use, overlay.borrow(stack, (), cache_folder()) as borrowed:
+                if borrowed.is_new and passing:
+                    after_use.callback(overlay_cache.delete, cache_folder(), borrowed.key)
+                answers = Prober(self.pool, borrowed.site)(loop)
             return signatures.recorded(answers, releases, installed, day)
         except HarnessError as error:
             why = " ".join(str(error).split())[:300]
@@ -246,14 +253,7 @@ def first_with(
 
 def newest(packages: Sequence[str], day: str) -> dict[str, str]:
     """The newest release of each package on a day, by its version."""
-    return {package: index.installable(package, day)[-1].version for package in packages}
-
-
-def _simpler(row: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The same settings, each time with one of them at its default."""
-    for place, choice in enumerate(row):
-        if choice:
-            yield (*row[:place], 0, *row[place + 1 :])
+    return {package: index.newest(package, day) for package in packages}
 
 
 def _others(probed: Probed) -> int:
