@@ -28,7 +28,7 @@ from harness.bugs.pins import describe, why_not_imported
 from harness.bugs.results import OUTCOMES, CellJson, Result, Status
 from harness.run import cells, executor
 from harness.run.run_config import RunConfig
-from harness.system import archives
+from harness.system import archives, git
 from harness.system.errors import ExitCode, Fault, HarnessError, Inconclusive
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder
@@ -156,9 +156,7 @@ def _unpack(commit: str, folder: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    process = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
-    )
+    process = git.run(ROOT, *arguments)
     if process.returncode:
         raise Inconclusive(f"no history of this checkout: {process.stderr.strip()}")
     return process.stdout

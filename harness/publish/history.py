@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,7 +82,8 @@ class History:
         they are."""
         self._read()
         news = [r for r in releases if self._releases.get((r.package, r.version)) != r]
-        rows = [{n: v for n, v in vars(r).items() if n != "python"} for r in news]
+        names = [field.name for field in fields(Release) if field.compare]
+        rows = [{name: getattr(release, name) for name in names} for release in news]
         self._append("release", rows)
 
     def add_results(self, results: Iterable[ReleaseResult]) -> None:

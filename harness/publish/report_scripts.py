@@ -25,9 +25,12 @@ from harness.bugs.results import CellJson, Result, Status
 from harness.publish.confirmations import key
 from harness.rank import shims
 from harness.releases import overlay, resolution
+from harness.run.launch import NOT_INHERITED
 from harness.system.errors import ExitCode, HarnessError, Inconclusive
 from harness.system.files import ROOT, locked
+from harness.system.launch_token import TOKEN, new_token
 from harness.system.machine import cache_folder
+from harness.system.processes import end_all
 from harness.system.text import count
 
 RIGHT, WRONG = 0, 3
@@ -171,6 +174,28 @@ def _run_on(cell: Result) -> tuple[subprocess.CompletedProcess[str], float]:
         return process, time.monotonic() - start
 
 
+def _completed(
+    script: Path, folder: Path, settings: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end; after LIMIT, also the ranks end that it has started."""
+    token = new_token()
+    inherited = {k: v for k, v in os.environ.items() if not NOT_INHERITED.match(k)}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**inherited, **settings, TOKEN: token},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=LIMIT)
+        finally:
+            end_all(token)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
 def run(
     name: str, site: Path, releases: dict[str, str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
@@ -201,15 +226,7 @@ def run(
             "HF_HUB_OFFLINE": "1",
         }
         for _ in range(TRIES):
-            process = subprocess.run(
-                [sys.executable, str(catalog.folder(name) / catalog.REPORT_SCRIPT)],
-                cwd=folder,
-                env={**os.environ, **settings},
-                capture_output=True,
-                text=True,
-                timeout=LIMIT,
-                check=False,
-            )
+            process = _completed(catalog.folder(name) / catalog.REPORT_SCRIPT, folder, settings)
             if ABORTED not in process.stderr:
                 break
         return process

@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,13 @@ def attached(
     arguments = sys.argv[1:]
     del sys.argv[1:]  # they name the variant
     attachment = Attachment(requested, trial / f"kept_{rank}", rank)
-    attachment.begin(trial, f"{launch or 'only'}_{rank}")
-    attachment.install()
     try:
+        attachment.begin(trial, f"{launch or 'only'}_{rank}")
+        attachment.install()
         yield
     finally:
-        attachment.close()
         sys.argv[1:] = arguments
+        attachment.close()
         write_whole(file_of(trial, launch, rank), json.dumps(attachment.report()))
 
 
@@ -78,7 +79,7 @@ class Attachment:
         kinds = {one["name"]: kind_of(one) for one in requested}
         self._of_loaders = {n: k for n, k in kinds.items() if hasattr(k, "batch")}
         self._of_trainings = {n: k for n, k in kinds.items() if n not in self._of_loaders}
-        self._tracing: dict[str, Any] = {}
+        self._tracing: dict[str, Attached] = {}
         self._keep, self._rank, self._running = keep, rank, running
         self.trainings: list[Training] = []
         self.readings: list[Reading] = []
@@ -108,9 +109,10 @@ class Attachment:
                 detector.call("close", training.steps)
         for reading in self.readings:
             reading.call("close")
-        for detector in () if self.trainings else self._tracing.values():
-            if hasattr(detector, "close"):
-                detector.close()  # it has found its trainings itself
+        for tracing in () if self.trainings else self._tracing.values():
+            tracing.call("close", 0)  # it has found its trainings itself
+            if tracing.error:
+                print(tracing.error, file=sys.stderr)
 
     def begin(self, trial: Path, process: str) -> None:
         """Make the detectors that write a trace: one of each kind for the process."""
@@ -118,8 +120,8 @@ class Attachment:
             if hasattr(kind, "judge"):
                 folder = traces_of(trial, name) / process
                 folder.mkdir(parents=True)
-                self._tracing[name] = kind()
-                self._tracing[name].record(folder)
+                self._tracing[name] = Attached(name, kind(), self._keep, self._running)
+                self._tracing[name].call("record", 0, folder)
 
     def install(self) -> None:
         """Subscribe to the events, before anything of the scenario runs."""
@@ -175,15 +177,12 @@ class Attachment:
 
     def _new(self, kinds: Mapping[str, Any], keep: str) -> list[Attached]:
         """A detector of each kind, or the one that traces this process."""
-        return [
-            Attached(
-                name,
-                self._tracing[name] if name in self._tracing else kind(),
-                self._keep / f"{keep}_{name.replace('/', '_')}",
-                self._running,
-            )
-            for name, kind in kinds.items()
-        ]
+        detectors = []
+        for name, kind in kinds.items():
+            place = self._keep / f"{keep}_{name.replace('/', '_')}"
+            tracing = self._tracing.get(name) or Attached(name, kind(), place, self._running)
+            detectors.append(replace(tracing, keep=place, alarms=[]))
+        return detectors
 
     def _called(self, event: events.ModuleCall) -> None:
         """Attach to a module that is called in training."""

@@ -214,6 +214,8 @@ class _Index:
     def __init__(self, address: str | None) -> None:
         self.address = address
         self.lock = threading.Lock()
+        self.reading: dict[str, threading.Lock] = {}
+        """The lock of each package: others can be read at the same time."""
         self.known: dict[str, list[Release] | Fault] = {}
         self.failure: NoNetwork | None = None
 
@@ -221,6 +223,8 @@ class _Index:
         if os.environ.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on", "y", "t"):
             raise NoNetwork(f"UV_OFFLINE is set: the index is not read for {package}")
         with self.lock:
+            reading = self.reading.setdefault(package, threading.Lock())
+        with reading:
             if package not in self.known:
                 self.known[package] = self.failure or self._read(package)
         answer = self.known[package]

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.bugs.pins import is_source
 from harness.releases import uv
-from harness.system import archives
+from harness.system import archives, git
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import folder_whole, locked, sha256, write_whole, writing
 
@@ -205,7 +204,7 @@ def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
     command = ["git", "-C", str(repository), "archive", "--format=tar", tree, "--", ".", *without]
     with tempfile.TemporaryFile() as file:
         process = subprocess.run(
-            command, stdout=file, stderr=subprocess.PIPE, env=_environment(), check=False
+            command, stdout=file, stderr=subprocess.PIPE, env=git.environment(), check=False
         )
         if process.returncode:
             why = " ".join(process.stderr.decode(errors="replace").splitlines()[:1])
@@ -223,7 +222,8 @@ def _not_there(repository: Path, tree: str) -> list[str]:
         _, kind, name = about.split()
         if kind == "blob":
             files[path] = name
-    checked = _run(repository, ("cat-file", "--batch-check"), "\n".join(files.values())).stdout
+    names = "\n".join(files.values())
+    checked = git.run(repository, "cat-file", "--batch-check", text=names).stdout
     missing = {line.split()[0] for line in checked.splitlines() if line.endswith(" missing")}
     paths = [path for path, name in files.items() if name in missing]
     if code := [path for path in paths if path.endswith((".py", ".toml", ".cfg"))]:
@@ -328,31 +328,13 @@ def _last_tag(repository: Path, commit: str) -> tuple[str, int]:
 
 def _answers(repository: Path, *arguments: str) -> str:
     """What git prints; empty if it fails."""
-    return _run(repository, arguments).stdout.strip("\n")
+    return git.run(repository, *arguments).stdout.strip("\n")
 
 
 def _git(repository: Path, *arguments: str) -> str:
     """What git prints. Raises Inconclusive with its last line if it fails."""
-    process = _run(repository, arguments)
+    process = git.run(repository, *arguments)
     if process.returncode:
         why = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise Inconclusive(f"git {arguments[0]} failed in {repository}: {why}")
     return process.stdout
-
-
-def _run(
-    repository: Path, arguments: Sequence[str], text: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["git", "-C", str(repository), *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        env=_environment(),
-        check=False,
-    )
-
-
-def _environment() -> dict[str, str]:
-    """An environment in which git writes nothing to a checkout, and asks no questions."""
-    return dict(os.environ, GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0")

@@ -59,7 +59,7 @@ class Judged:
 def is_requested(words: Sequence[str]) -> bool:
     """Whether the overrides of ``run`` name a source or a patch, and do not choose variants."""
     pairs = [word.partition("=") for word in words]
-    if any(key in ("variant", "--cfg", "--help") for key, _, _ in pairs):
+    if any(key == "variant" or (key.startswith("-") and key != "--json") for key, _, _ in pairs):
         return False
     return any(
         key == "patch" or (key.startswith("pins.") and sources.is_one(value))
@@ -70,7 +70,10 @@ def is_requested(words: Sequence[str]) -> bool:
 def judge(words: Sequence[str]) -> int:
     """Run scenarios on a source or with a patch, print what is found; returns the exit code."""
     refuse_without_torch("a run")
-    (selected,) = [w.partition("=")[2] for w in words if w.startswith("scenario=")] or [""]
+    selections = [w.partition("=")[2] for w in words if w.startswith("scenario=")] or [""]
+    if len(selections) > 1:
+        raise UserError(f"name scenarios once: scenario={','.join(selections)}")
+    (selected,) = selections
     others = [word for word in words if not word.startswith("scenario=")]
     if any(word.startswith("patch=") for word in words):
         return _patched(selected, others)

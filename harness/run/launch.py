@@ -383,5 +383,6 @@ def _error(path: Path) -> dict[str, Any]:
 
 def _how_it_ended(code: int) -> str:
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-code, f'signal {-code}')}"  # a real-time one has no name
     return f"left with exit code {code}"

@@ -301,9 +301,9 @@ def _params(config: DictConfig) -> Any:
 
 def _variants(scenario: str, setting: Any) -> tuple[str, ...]:
     choices = tuple(catalog.scenario(scenario).variants)
-    if setting == ALL:
-        return choices
     names = list(setting) if isinstance(setting, (list, ListConfig)) else [str(setting)]
+    if ALL in names:
+        return choices
     for name in names:
         if name not in (*choices, RELEASED):
             raise UserError(unknown("variant", str(name), [*choices, RELEASED, ALL]))

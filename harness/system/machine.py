@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.system import git
 from harness.system.errors import Fault, UserError
 from harness.system.files import ROOT, locked, writing
 from harness.system.installation import is_checkout
@@ -159,9 +160,7 @@ def source() -> dict[str, Any]:
 def _git(*arguments: str) -> str | None:
     if not (ROOT / ".git").exists():
         return None
-    process = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
-    )
+    process = git.run(ROOT, *arguments)
     return process.stdout.strip() if process.returncode == 0 else None
 
 

@@ -50,6 +50,12 @@ def arming_fails() -> BeforeStep:
     return _nothing
 
 
+def first_handler_fails() -> BeforeStep:
+    """The fault comes before guard knows a training."""
+    vars(guard)["Training"] = _fail
+    return _nothing
+
+
 def captures_graph() -> BeforeStep:
     """A CUDA graph is captured in the first steps, as torch would say on a GPU."""
     captured = [True]

@@ -67,6 +67,15 @@ def test_fault_of_guard_is_one_line(
     assert_unchanged(under_guard, "ddp", run, results)
 
 
+def test_a_fault_of_guard_before_the_first_training_is_in_the_summary(
+    under_guard: Trainer, results: dict[str, Any]
+) -> None:
+    run = under_guard("ddp", steps=STEPS, harm="first_handler_fails")
+    assert "made-up fault" in run.summary["error"]
+    assert run.summary["steps"] == 0
+    assert_unchanged(under_guard, "ddp", run, results)
+
+
 @pytest.mark.slow
 def test_steps_that_a_graph_captures_are_not_checked(
     under_guard: Trainer, results: dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from harness.publish.report_scripts import AGREES, CONTRADICTS, NO_ANSWER, drawn
 from harness.system.errors import ExitCode
 from tests.made_up import cell_of
 from tests.nightly_world import NO, YES, cell
+from tests.sandbox import living
 
 Capture = pytest.CaptureFixture[str]
 
@@ -86,6 +88,25 @@ def test_a_script_that_a_thread_of_gloo_aborts_runs_again(folders: Path, tmp_pat
     process = report_scripts.run("bf16_clip", tmp_path, {}, tmp_path)
     assert (process.returncode, process.stdout) == (0, "right: kept\n")
     assert (tmp_path / "runs").read_text() == "..."
+
+
+def test_the_ranks_of_a_script_that_takes_too_long_end_with_it(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They kept its output open, and so the command waited for them for ever."""
+    monkeypatch.setattr(report_scripts, "LIMIT", 2.0)
+    (catalog.folder("bf16_clip") / "report.py").write_text(
+        "import os, pathlib, subprocess, sys, time\n"
+        "assert 'WORLD_SIZE' not in os.environ\n"
+        "rank = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "pathlib.Path('rank').write_text(str(rank.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(subprocess.TimeoutExpired):
+        report_scripts.run("bf16_clip", tmp_path, {}, tmp_path)
+    rank = int((tmp_path / "rank").read_text())
+    assert not living(lambda process: process.pid == rank)
 
 
 def test_a_script_has_the_shims_and_packages_of_its_releases(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,19 @@ def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.Mo
     for variable, expected in steps:
         monkeypatch.setenv(variable, str(expected))
         assert index._authority() == expected
+
+
+def test_packages_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    def read_both(_: Any, package: str) -> list[Release]:
+        both.wait()
+        return [Release(package, "1", "2024-01-02")]
+
+    monkeypatch.setattr(index, "_releases", read_both)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(index.releases, ("deepspeed", "datasets"))
+    assert [first[0].package, second[0].package] == ["deepspeed", "datasets"]
 
 
 def test_a_missing_network_is_not_tried_for_each_package(monkeypatch: pytest.MonkeyPatch) -> None:

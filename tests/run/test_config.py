@@ -110,6 +110,11 @@ def test_a_pin_that_every_variant_overrides_is_refused_with_what_to_do() -> None
         assert config.pins == {"accelerate": "0.34.0"}
 
 
+def test_all_variants_may_be_named_in_a_list() -> None:
+    config = compose(["scenario=bf16_clip", "variant=[all]"])
+    assert config.variants == ("buggy", "fixed", "control", "reference")
+
+
 NONE = ("2024-13-45", "2023-02-29", "20240101", "yesterday", "2024-1-1", "")
 NO_DEADLINES = ("0", "-1", "nan", "inf")
 

@@ -153,6 +153,10 @@ class Writes:
         found = {file.read_text() for file in run.rglob("width")}
         return f"{run.name}: {found}" if found - self.widths else None
 
+class CannotRecord(Writes):
+    def record(self, path):
+        raise OSError("no room")
+
 class NoGroup:
     def attach(self, model, optimizer): ...
     def step(self, number): ...
@@ -228,6 +232,21 @@ def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) 
         assert "{'6'}" in alarms[0]["text"]
         assert "buggy" not in alarms[0]["text"]  # its path would reveal it
         assert judged(traces["control"]) == ([], "")
+
+
+def train_while_nothing_is_recorded(rank: int, folder: Path) -> None:
+    (folder / "own.py").write_text(OWN)
+    with attachment.attached(
+        [vars(command.detector_named(f"{folder}/own.py:CannotRecord"))], folder, "", rank
+    ):
+        loop(rank, RIGHT)
+
+
+def test_a_detector_that_cannot_record_does_not_end_the_training(tmp_path: Path) -> None:
+    in_group(1, train_while_nothing_is_recorded, tmp_path)
+    read = json.loads(attachment.file_of(tmp_path, "", 0).read_text())
+    (detector,) = read["trainings"][0]["detectors"].values()
+    assert "OSError: no room" in detector["error"]
 
 
 def under_guard(rank: int, folder: Path, fault: str) -> None:

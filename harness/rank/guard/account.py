@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .averaging import Averaging
+from .budget import Cost
 from .checks.views import Alarm, Memory
 from .fence import Fence
 from .judge import judge, left_alarms
@@ -116,29 +117,31 @@ class Account:
 
     def _finish(self) -> None:
         """Tell the summary, on rank 0, and write it for the last time."""
-        training = self._longest()
-        lines = self.report.tell(training.steps, 0, self._late_alarms(), at_end=True)
+        steps, cost = self._progress()
+        lines = self.report.tell(steps, 0, self._late_alarms(), at_end=True)
         self._send(lines, is_last=True)
-        cost = training.cost(self.mailbox.seconds)
-        self.report.say(line(training.steps, self.report, cost, restarts()))
+        self.report.say(line(steps, self.report, cost, restarts()))
         self.report.say_not_seen(self._not_seen())
         self.trackers.close()
         self._write(has_ended=True)
 
     def _send(self, lines: list[str], is_last: bool = False) -> None:
         """Send what the user's trackers get."""
-        training = self._longest()
-        cost = training.cost(self.mailbox.seconds)
+        steps, cost = self._progress()
         numbers = {
             "guard/alarms": float(len(self.report.faults)),
             "guard/cost_percent": percent(cost),
             "guard/check_ms": 1000 * cost.each,
         }
-        self.trackers.send(News(training.steps, numbers, lines), is_last)
+        self.trackers.send(News(steps, numbers, lines), is_last)
 
-    def _longest(self) -> Training:
-        """The training with the most steps."""
-        return max(self.trainings, key=lambda one: one.steps)
+    def _progress(self) -> tuple[int, Cost]:
+        """The steps of the training that has the most, and what its checks have cost. A fault of
+        guard may come before there is one."""
+        if not self.trainings:
+            return 0, Cost()
+        training = max(self.trainings, key=lambda one: one.steps)
+        return training.steps, training.cost(self.mailbox.seconds)
 
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
@@ -146,7 +149,7 @@ class Account:
         if self.mailbox.left_out:
             sentences.append(too_often(self.settings.every, self.mailbox.left_out))
         if self.fence.error and self.trainings:
-            last = self._longest().steps
+            last, _ = self._progress()
             sentences.insert(0, f"steps after step {last} are not checked: guard had a fault")
         if self.report.checks:
             checks = self.settings.checks or CHECKS
@@ -156,12 +159,12 @@ class Account:
         return list(dict.fromkeys(sentences))
 
     def _write(self, has_ended: bool) -> None:
-        training = self._longest()
+        steps, cost = self._progress()
         self.report.files.write(
             content(
-                training.steps,
+                steps,
                 self.report,
-                training.cost(self.mailbox.seconds),
+                cost,
                 list(self._memories.values()),
                 self._facts,
                 ended=has_ended,

@@ -76,7 +76,8 @@ class Mailbox:
         self._stopped = False
         self._ending = threading.Event()
         """Set when this process ends."""
-        self._busy = 0
+        self._sent_count = self._posted_count = 0
+        """Each is changed by one thread alone: that which trains, and this one."""
         self._pause = SOONEST
         self._sent: list[tuple[int, int, int]] = []
         """Of each post that the store may still have: the optimizer, the check, and its parts."""
@@ -107,7 +108,7 @@ class Mailbox:
         post.rank = self.rank
         copies = {name: _on_host(tensor) for name, tensor in post.tensors.items()}
         event = _event(post.tensors)
-        self._busy += 1
+        self._sent_count += 1
         self._jobs.put(lambda: self._post(training, post, copies, event))
 
     def stop(self, error: str) -> None:
@@ -195,7 +196,7 @@ class Mailbox:
             self._send(post)
             if post.check >= FIRST_CHECKS:
                 self._unanswered[key] = training
-        self._busy -= 1
+        self._posted_count += 1
 
     def _send(self, post: Post) -> None:
         apart: dict[str, bytes] = {}
@@ -356,7 +357,8 @@ class Mailbox:
         not come."""
         end = time.perf_counter() + END
         while self._thread is not None and not self.failed and time.perf_counter() < end:
-            if not self._busy and not (self.rank == 0 and self._open):
+            is_busy = self._sent_count != self._posted_count
+            if not is_busy and not (self.rank == 0 and self._open):
                 break
             self._jobs.put(_nothing)  # do not wait any longer to look for posts
             time.sleep(SOONEST)

@@ -71,8 +71,8 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
                 path.chmod(0o444)
-            for inside in (aside, *aside.glob("**/")):
-                inside.chmod(0o555)
+        for inside in (folder, *folder.glob("**/")):  # not aside: it could not be deleted
+            inside.chmod(0o555)
     except OSError:
         if not folder.is_dir():  # otherwise another command was faster, and has the same files
             raise

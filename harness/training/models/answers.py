@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -192,7 +192,7 @@ def _worker(asking: Asking, request: Mapping[str, Any], log: TextIO) -> Iterator
     if process.stdin is None or process.stdout is None:
         raise Inconclusive("the worker has no pipes")
     try:
-        with process.stdin as stdin:
+        with suppress(BrokenPipeError), process.stdin as stdin:  # it ended: its log says why
             stdin.write(json.dumps(request))
         yield process.stdout
         process.wait()
