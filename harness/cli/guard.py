@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from harness.cli import Arguments
@@ -28,7 +29,7 @@ from harness.cli._values import number, whole_number
 from harness.rank.guard.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import CHECKS, VARIABLE, Settings, signal_named, signals
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
-from harness.system.files import refuse_unless_creatable, writing
+from harness.system.files import refuse_unless_creatable, write_whole, writing
 from harness.system.text import one_line, print_errors
 from harness.training.guard import child, injection, known
 from harness.training.guard.report import unended
@@ -60,12 +61,18 @@ def main(arguments: list[str]) -> int:
             print_errors("guard: ended the command after this alarm, as --on-alarm stop says")
         if not options.quiet and (last := findings.last_summary()):
             print_errors(f"guard: {last}")
-        if not ending.signal:
+        is_watched = (folder / injection.TRAINING).exists()
+        if is_watched and ending.code:
+            findings.note_code(ending.code)
+            print_errors(f"guard: the command ended with code {ending.code}")
+        if not is_watched and not ending.signal:
             _say_what_was_not_reached(folder, ending.code)
         is_asked = options.on_alarm == STOP or options.fail
         is_fault = is_asked and (findings.has_alarm() or (options.fail and findings.has_bug()))
     if ending.stopped or (is_fault and not ending.code):
         return ExitCode.NOT_AS_EXPECTED
+    if options.fail and not (is_watched or ending.code):
+        return ExitCode.INCONCLUSIVE
     return ending.code
 
 
@@ -89,7 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         default="warn",
         help=f"{', '.join(ACTIONS)} (default: warn)",
     )
-    add("--fail", action="store_true", help="exit code 1 after an alarm or a known bug")
+    add(
+        "--fail",
+        action="store_true",
+        help="exit code 1 after an alarm or a known bug, and 3 if no training was seen",
+    )
     add("--out", metavar="FOLDER", type=_folder, help="for the report")
     add("--keep-posts", action="store_true", help="keep what ranks sent, in the folder of --out")
     add("--quiet", action="store_true", help="print no progress and no summary")
@@ -194,6 +205,15 @@ class Findings:
         except Inconclusive as error:
             return str(error)
 
+    def note_code(self, code: int) -> None:
+        """Add the command's exit code to the summary: rank 0 may have ended as it should, while
+        another rank failed."""
+        if _version(self._summary) in (None, self._before[1]):
+            return
+        with suppress(OSError, ValueError):  # the folder is gone or full, or somebody damaged it
+            summary = json.loads(self._summary.read_text(encoding="utf-8"))
+            write_whole(self._summary, json.dumps({**summary, "exit_code": code}))
+
     def has_bug(self) -> bool:
         """Whether the training sets off a known bug for certain."""
         if _version(self._summary) in (None, self._before[1]):
@@ -222,8 +242,6 @@ def _say_what_was_not_reached(folder: Path, code: int) -> None:
             f"{VARIABLE}, and {folder.parent}, where its user may write. One line in the script "
             f"does the same: {IN_SCRIPT}"
         )
-    elif (folder / injection.TRAINING).exists():
-        return
     elif code:
         print_errors(
             f"guard: no training was seen: the command ended with code {code} before an optimizer "

@@ -45,6 +45,21 @@ def test_a_command_keeps_its_code_and_output_and_no_training_was_seen(
     assert ("ended with code 7 before" in end.err) == (code == 7)
 
 
+def test_with_fail_a_command_without_a_training_is_no_success(sandbox: Sandbox) -> None:
+    for words in (("-c", "pass"), ("-I", "-c", "pass")):
+        assert guard(sandbox, "--fail", sys.executable, *words).code == 3
+    assert guard(sandbox, "--fail", sys.executable, "-c", "raise SystemExit(7)").code == 7
+
+
+def test_the_report_of_a_training_that_failed_says_so(sandbox: Sandbox, tmp_path: Path) -> None:
+    command = f"'{sys.executable}' train.py; exit 7"
+    end = guard(sandbox, "--out", str(tmp_path), "bash", "-c", command)
+    assert end.code == 7
+    assert "guard: the command ended with code 7" in end.err
+    assert json.loads((tmp_path / "summary.json").read_text())["exit_code"] == 7
+    assert "the command ended with code 7" in sandbox.run("guard-report", str(tmp_path)).out
+
+
 def test_arguments_of_the_command_are_not_ours(sandbox: Sandbox) -> None:
     code = "import sys; print(sys.argv[1:])"
     words = ["--debug", "--budget", "0", "--help"]
@@ -119,6 +134,47 @@ def test_the_line_in_the_script_may_come_after_the_optimizer(sandbox: Sandbox) -
         [sys.executable, "-c", code], cwd=sandbox.cwd, capture_output=True, text=True, check=True
     )
     assert "step 1, rank 0: accumulation: the step counts the loss 3 times" in process.stderr
+    assert "not seen: the first step after guard(): " in process.stderr
+
+
+FIRST = """\
+import sys, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model, rows = torch.nn.Linear(4, 2), torch.randn(8, 4) + dist.get_rank()
+optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+from harness.console_script import guard
+
+guard()
+for step in range(int(sys.argv[1])):
+    targets = torch.zeros(8, dtype=torch.long)
+    scaler.scale(torch.nn.functional.cross_entropy(model(rows), targets)).backward()
+    for parameter in model.parameters():
+        if step or sys.argv[2] == "right":
+            dist.all_reduce(parameter.grad, dist.ReduceOp.SUM)
+            parameter.grad /= dist.get_world_size()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 12])
+@pytest.mark.parametrize("kind", ["right", "the first step averages nothing"])
+def test_the_first_step_is_seen_if_the_line_comes_after_the_optimizer(
+    sandbox: Sandbox, steps: int, kind: str
+) -> None:
+    (sandbox.cwd / "first.py").write_text(FIRST)
+    command = [*TWO, "first.py", str(steps), kind]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        command, cwd=sandbox.cwd, capture_output=True, text=True, check=True, env=environment
+    )
+    assert f"{steps} step" in process.stderr
+    assert ("guard: ALARM: step 1, " in process.stderr) == (kind != "right"), process.stderr
+    assert ("no alarm" in process.stderr) == (kind == "right")
+    assert "the first step" not in process.stderr
 
 
 @pytest.mark.launch

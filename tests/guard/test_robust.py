@@ -73,6 +73,7 @@ def test_a_fault_of_guard_before_the_first_training_is_in_the_summary(
     run = under_guard("ddp", steps=STEPS, harm="first_handler_fails")
     assert "made-up fault" in run.summary["error"]
     assert run.summary["steps"] == 0
+    assert "no alarm" not in "".join(lines(run, 0))
     assert_unchanged(under_guard, "ddp", run, results)
 
 

@@ -28,6 +28,12 @@ MOST_OPTIMIZERS = 8
 """Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
 
 
+BEGAN_LATE = (
+    "the first step after guard(): its optimizer was made before, with others: call guard() before "
+    "the optimizer is made"
+)
+
+
 class Account:
     """The trainings of a process, what was judged of them, and what was told."""
 
@@ -46,6 +52,8 @@ class Account:
         self._averaging, self._groups = averaging, groups
         self.optimizers = 0
         """How many were constructed."""
+        self.began_late = False
+        """Whether an optimizer, which was made before ``guard()``, stepped before it was known."""
         self.report = Report(settings)
         self.trackers = Trackers()
         self._saves = SavedStates(settings.saves or settings.out, self.report.print)
@@ -120,7 +128,8 @@ class Account:
         steps, cost = self._progress()
         lines = self.report.tell(steps, 0, self._late_alarms(), at_end=True)
         self._send(lines, is_last=True)
-        self.report.say(line(steps, self.report, cost, restarts()))
+        if self.trainings:  # otherwise guard had a fault, and "no alarm" would be untrue
+            self.report.say(line(steps, self.report, cost, restarts()))
         self.report.say_not_seen(self._not_seen())
         self.trackers.close()
         self._write(has_ended=True)
@@ -146,6 +155,8 @@ class Account:
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
         sentences = not_seen(self.trainings, memories, self.optimizers, MOST_OPTIMIZERS)
+        if self.began_late:
+            sentences.append(BEGAN_LATE)
         if self.mailbox.left_out:
             sentences.append(too_often(self.settings.every, self.mailbox.left_out))
         if self.fence.error and self.trainings:
@@ -168,6 +179,7 @@ class Account:
                 list(self._memories.values()),
                 self._facts,
                 ended=has_ended,
+                exit_code=0,
                 restarts=restarts(),
                 setup_s=sum(one.costs.setup for one in self.trainings),
                 not_seen=self._not_seen(),

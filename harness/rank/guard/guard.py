@@ -51,13 +51,13 @@ from .account import MOST_OPTIMIZERS, Account
 from .averaging import Averaging
 from .callers import place_of_caller
 from .checks.views import Alarm
+from .earlier import Earlier
 from .facts import facts_of
 from .fence import Fence, quietly
 from .judge import LOCAL_STEPS
-from .live_objects import objects
 from .losses import Losses
 from .merges import Merge
-from .optimizers import has_constructed_any, instead_of_gradients, is_constructed
+from .optimizers import has_constructed_any, instead_of_gradients
 from .parameters import Modules
 from .posts import Post
 from .process import captures, is_worker, makes_state, rank, world
@@ -69,9 +69,6 @@ from .settings import Settings, report_in
 from .torch_shards import inner_optimizer
 from .trainer_epochs import missing_epochs
 from .training import Training, training_of
-
-OPTIMIZER = "torch.optim.optimizer.Optimizer"
-SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"
 
 FIRST = 1000
 """The priority of what a worker of multiprocessing does first at its end."""
@@ -151,12 +148,15 @@ class Guard:
             self._look_for_strangers()
 
     def _look_for_strangers(self) -> None:
-        """Find what a script made before it called ``guard()``. A notebook may have optimizers of
-        earlier cells: one that steps is watched from its second step on."""
-        live = objects((OPTIMIZER, SCHEDULE))
-        self._strangers.update(filter(is_constructed, live[OPTIMIZER]))
-        for schedule in live[SCHEDULE]:
+        """Find what a script made before it called ``guard()``."""
+        earlier = Earlier()
+        self._strangers = earlier.waiting
+        for schedule in earlier.schedules:
             self.schedules.new(schedule)
+        for optimizer in earlier.fresh:
+            self._add(NewOptimizer(optimizer))
+            for scaler in earlier.scalers:
+                self._note_scaler(NewScaler(scaler))
         on = events.instrument.on
         on(Step, after=self.fence.guarded(self._meet), when=lambda: bool(self._strangers))
         on(
@@ -168,6 +168,7 @@ class Guard:
     def _meet(self, event: Step) -> None:
         if event.owner in self._strangers:
             self._strangers.discard(event.owner)
+            self.account.began_late = True
             self._add(NewOptimizer(event.owner))
 
     def _meet_scaler(self, event: ScalerStep) -> None:

@@ -131,6 +131,8 @@ def _heading(summary: Mapping[str, Any], faults: int | None = None) -> str:
         f"cost {summary['cost_percent']:.2f} % of the time ({summary['check_ms']:.1f} ms a check); "
         + (count(faults, "fault") if faults else "no alarm")
     )
+    if summary.get("exit_code"):
+        text += f"; the command ended with code {summary['exit_code']}"
     if has_ended(summary):
         return text
     when = f" at {summary['time']}" if summary.get("time") else ""

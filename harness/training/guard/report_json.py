@@ -83,6 +83,8 @@ class GuardSummaryJson(FactsJson):
     """By check, how much the last one compared."""
     ended: bool
     """False if the training runs, or was killed."""
+    exit_code: int
+    """That of the command, if it failed; otherwise 0."""
     restarts: int
     setup_s: float
     not_seen: list[str]
