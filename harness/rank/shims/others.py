@@ -5,6 +5,7 @@ Torch and upstream are imported inside the functions: listing the shims must not
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 import sys
@@ -120,6 +121,54 @@ def _fsdp_on_cpu(count: Count) -> None:
         dist.all_gather(list(whole.chunk(dist.get_world_size(group))), part, group)
 
     replace(dist, "all_gather_into_tensor", by_parts)
+
+
+def _idle_triton(count: Count) -> None:
+    """Give torchtitan, where Triton is missing, one without an effect: torch must not find it."""
+    if find_spec("triton"):
+        return
+
+    def imported(original: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.partition(".")[0] != "triton":
+            return original(name, *arguments, **keywords)
+        count()
+        return _Idle()
+
+    replace(builtins, "__import__", imported, from_package("torchtitan"))
+
+
+class _Idle:
+    """Has every attribute, and as a decorator returns the function."""
+
+    def __getattr__(self, _: str) -> _Idle:
+        return self
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        return arguments[0] if arguments else self
+
+
+def _device_is_cpu(count: Count) -> None:
+    """Let torchtitan find the CPU where it asks torch for an accelerator."""
+    import torch._utils
+
+    def cpu(_: Any) -> str:
+        count()
+        return "cpu"
+
+    replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
+
+
+def _whole_numbers_counted(count: Count) -> None:
+    """Count whole numbers with torch.histc, as on a GPU."""
+    import torch
+
+    def counted(original: Any, numbers: Any, *arguments: Any, **keywords: Any) -> Any:
+        if numbers.is_floating_point():
+            return original(numbers, *arguments, **keywords)
+        count()
+        return original(numbers.float(), *arguments, **keywords).to(numbers.dtype)
+
+    replace(torch, "histc", counted, from_package("torchtitan"))
 
 
 def _torchvision_operators(count: Count) -> None:
@@ -244,6 +293,31 @@ POINTS = (
         "the stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo "
         "refuses",
         _no_handshake,
+    ),
+    Point(
+        "torchtitan.idle_triton",
+        "torchtitan",
+        "",
+        CPU,
+        "it imports Triton for kernels that a CPU does not use, and torch for CPUs lacks Triton",
+        _idle_triton,
+    ),
+    Point(
+        "torchtitan.device_is_cpu",
+        "torchtitan",
+        "",
+        CPU,
+        "it takes CUDA for the device of a machine without an accelerator",
+        _device_is_cpu,
+    ),
+    Point(
+        "torchtitan.whole_numbers_counted",
+        "torchtitan",
+        "<0.3",
+        CPU,
+        "it counts the tokens of each expert with torch.histc, which cannot count whole numbers on "
+        "a CPU",
+        _whole_numbers_counted,
     ),
     *(
         Point(
