@@ -390,6 +390,18 @@ def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Cou
     assert not any(megatron_uses.values())
 
 
+def test_torchtitan_may_ask_a_cpu_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu: Any = torch.cpu
+    names = "get_device_name get_device_properties memory_stats reset_peak_memory_stats empty_cache"
+    for name in names.split():
+        monkeypatch.setattr(cpu, name, None, raising=False)
+    uses = shims.install(["torchtitan.memory_of_cpu"])
+    answers = [getattr(cpu, name)("cpu:0") for name in names.split()]
+    assert [answers[0], *answers[2:]] == ["cpu", {}, None, None]
+    assert answers[1].total_memory > 0
+    assert uses == {"torchtitan.memory_of_cpu": 5}
+
+
 TITAN_ASKS = {
     "torchtitan.idle_triton": ("__import__('triton').jit(num_warps=4)(max)(2, 3)", 3),
     "torchtitan.device_is_cpu": ("torch._utils._get_available_device_type()", "cpu"),

@@ -9,9 +9,11 @@ import builtins
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.bugs.api.spec import Point
@@ -156,6 +158,26 @@ def _device_is_cpu(count: Count) -> None:
         return "cpu"
 
     replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
+
+
+def _memory_of_cpu(count: Count) -> None:
+    """Give torch.cpu the functions about memory that other devices have; they know nothing."""
+    import torch.cpu
+
+    def known(answer: Any) -> Callable[..., Any]:
+        def call(*_: Any) -> Any:
+            count()
+            return answer
+
+        return call
+
+    vars(torch.cpu).update(
+        get_device_name=known("cpu"),
+        get_device_properties=known(SimpleNamespace(total_memory=1)),
+        memory_stats=known({}),
+        reset_peak_memory_stats=known(None),
+        empty_cache=known(None),
+    )
 
 
 def _whole_numbers_counted(count: Count) -> None:
@@ -309,6 +331,14 @@ POINTS = (
         CPU,
         "it takes CUDA for the device of a machine without an accelerator",
         _device_is_cpu,
+    ),
+    Point(
+        "torchtitan.memory_of_cpu",
+        "torchtitan",
+        "",
+        CPU,
+        "its Trainer logs the memory of the device, which torch.cpu has no functions for",
+        _memory_of_cpu,
     ),
     Point(
         "torchtitan.whole_numbers_counted",
