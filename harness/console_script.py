@@ -9,6 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import datetime
     import os
     from collections.abc import Mapping, Sequence
     from types import ModuleType
@@ -88,7 +89,7 @@ def check(
     packages_or_file: str | os.PathLike[str] | Mapping[str, str] | Sequence[str] | None = None,
     *,
     python: str | os.PathLike[str] | None = None,
-    as_of: str | None = None,
+    as_of: str | datetime.date | None = None,
     deepspeed: str | os.PathLike[str] | None = None,
     training_args: str | os.PathLike[str] | None = None,
     accelerate: str | os.PathLike[str] | None = None,
@@ -96,8 +97,13 @@ def check(
     models: Sequence[str] = (),
     scenarios: Sequence[str] = (),
 ) -> CheckResult:
-    """The bugs that packages have: ``{"transformers": "5.2.0"}``, ``["torch>=2.6"]``, or those of a
-    file or a project's folder; without the argument, those of this Python.
+    """The bugs that packages have.
+
+    ``packages_or_file`` is a list of requirements, ``["transformers==5.2.0", "torch>=2.6"]``, which
+    count as the lines of a requirements file: other packages may be installed, too. Or it is a
+    dict, ``{"transformers": "5.2.0", "accelerate": "1.13.0"}``: if each version in it is exact, it
+    counts as all that is installed, and a bug that needs another package does not apply. Or it is
+    the path of a file or of a project's folder. Without it, the packages of this Python count.
 
     The other arguments are the options of the command ``check``. It runs in a process of its own.
     Raises Error, whose message is one line.

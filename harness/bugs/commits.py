@@ -52,6 +52,7 @@ REPOSITORIES = {
     "torchao": "pytorch/ao",
     "torchdata": "meta-pytorch/data",
     "torchmetrics": "Lightning-AI/torchmetrics",
+    "torchtitan": "pytorch/torchtitan",
     "torchtune": "meta-pytorch/torchtune",
     "transformers": "huggingface/transformers",
     "trl": "huggingface/trl",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness.bugs import catalog
 from harness.check.bug_status import THERE
-from harness.check.check_report import Report, level, sentences, status_in_words
+from harness.check.check_report import Report, in_words, level, sentences
 from harness.check.places import Place, Places
 from harness.check.synonyms import named_in
 from harness.system.text import harmless
@@ -28,7 +28,7 @@ def github_annotations(report: Report) -> Iterator[str]:
         if checked.status in THERE:
             command = COMMANDS[level(checked, report.settings)]
             place = places.of_package(named_in([catalog.subject(checked.scenario)]))
-            title = f"{checked.scenario}: {status_in_words(checked)}"
+            title = f"{checked.scenario}: {in_words(checked, report.settings)}"
             yield _annotation(command, place, title, sentences(checked))
     for note in report.notes:
         yield _annotation("warning", places.of_package([]), "accepted bugs", note)

@@ -23,13 +23,15 @@ from harness.system.text import count, short, unbroken
 SCHEMA = 2
 """The version of the JSON, see docs/check.md; it grows when a field changes or goes."""
 
+AFFECTS, DEPENDS = "affects you", "depends on settings"
+"""What every format for people says of a bug that the releases have or may have."""
 HEADINGS = {
-    BugStatus.AFFECTED: "AFFECTED",
-    BugStatus.POSSIBLY: "POSSIBLY AFFECTED",
+    AFFECTS: "AFFECT YOU",
+    DEPENDS: "DEPEND ON SETTINGS",
     BugStatus.UNKNOWN: "UNKNOWN",
     BugStatus.NOT_TRIGGERED: "NOT TRIGGERED BY THESE SETTINGS",
 }
-"""The statuses that are printed bug by bug; the others are counted."""
+"""What is printed bug by bug; the others are counted."""
 
 NO_SETTINGS = (
     "These releases have the bugs. Name your settings with --deepspeed, --training-args or "
@@ -42,7 +44,7 @@ INCOMPLETE = (
     "not complete: files name what a project needs, and its environment may have more packages"
 )
 
-STYLES = {BugStatus.AFFECTED: "bold red", BugStatus.POSSIBLY: "bold yellow"}
+STYLES = {AFFECTS: "bold red", DEPENDS: "bold yellow"}
 
 SHOWN = 5
 """Releases of one package that are printed."""
@@ -108,14 +110,14 @@ def print_text(console: Console, report: Report, *, long: bool = False) -> None:
     open_bugs = [checked for checked in bugs if checked.counts]
     _say(console, "", headline(open_bugs, settings), style="bold")
     if long:
-        _print_groups(console, bugs)
+        _print_groups(console, bugs, settings)
     else:
         _print_briefly(console, open_bugs, settings)
     if settings is None and any(needs_settings(checked, None) for checked in open_bugs):
         _say(console, "", NO_SETTINGS)
     for refusal in report.refusals:
         _say(console, "", refusal)
-    print_accepted(console, bugs, report.notes)
+    print_accepted(console, bugs, settings, report.notes)
     for release in advice(bugs, settings):
         _say(console, "", str(release))
     if report.features:
@@ -166,11 +168,13 @@ def level(checked: Checked, settings: Mapping[str, Setting] | None) -> str:
     return "warning" if needs_settings(checked, settings) else "error"
 
 
-def _print_groups(console: Console, bugs: Sequence[Checked]) -> None:
-    for status, heading in HEADINGS.items():
-        group = [c for c in bugs if c.status is status and not c.accepted]
+def _print_groups(
+    console: Console, bugs: Sequence[Checked], settings: Mapping[str, Setting] | None
+) -> None:
+    for words, heading in HEADINGS.items():
+        group = [checked for checked in bugs if in_words(checked, settings) == words]
         if group:
-            _say(console, "", heading, style=STYLES.get(status, "bold"))
+            _say(console, "", heading, style=STYLES.get(words, "bold"))
         for checked in group:
             _say(console, *_whole(checked))
 
@@ -184,25 +188,31 @@ def _print_briefly(
         if checked not in conditional_bugs and checked not in unknown:
             _say(console, *_whole(checked))
     if conditional_bugs:
-        _say(console, "", "ONLY WITH SETTINGS", style="bold yellow")
+        _say(console, "", HEADINGS[DEPENDS], style=STYLES[DEPENDS])
     for checked in conditional_bugs:
         scenario = catalog.scenario(checked.scenario)
         _say(console, f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
     if unknown:
-        _say(console, "", "UNKNOWN", style="bold")
+        _say(console, "", HEADINGS[BugStatus.UNKNOWN], style="bold")
     for checked in unknown:
         _say(console, f"  {checked.scenario}: {short(checked.why, LONGEST)}")
     if conditional_bugs or unknown:
         _say(console, "", as_typed(MORE))
 
 
-def print_accepted(console: Console, bugs: Sequence[Checked], notes: Sequence[str]) -> None:
+def print_accepted(
+    console: Console,
+    bugs: Sequence[Checked],
+    settings: Mapping[str, Setting] | None,
+    notes: Sequence[str],
+) -> None:
     """Print the accepted bugs that are there, one line each, and the notes."""
     accepted_bugs = [checked for checked in bugs if checked.accepted and checked.status in THERE]
     if accepted_bugs:
         _say(console, "", "ACCEPTED", style="bold")
     for checked in accepted_bugs:
-        _say(console, f"{checked.scenario} ({checked.status}): {checked.accepted}")
+        words = in_words(checked, settings)
+        _say(console, f"{checked.scenario} ({words}): {checked.accepted}")
     for note in notes:
         _say(console, "", note, style="yellow")
 
@@ -259,26 +269,28 @@ def sentences(checked: Checked) -> str:
     return ". ".join(filter(None, [*about, *hints]))
 
 
-def status_in_words(checked: Checked) -> str:
-    """``affected``, or ``affected, accepted``."""
-    return f"{checked.status}, accepted" if checked.accepted else str(checked.status)
+def in_words(checked: Checked, settings: Mapping[str, Setting] | None) -> str:
+    """``affects you``, ``depends on settings``, or another status; ``unknown, accepted``."""
+    words = str(checked.status)
+    if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY):
+        words = DEPENDS if needs_settings(checked, settings) else AFFECTS
+    return f"{words}, accepted" if checked.accepted else words
 
 
 def summary(bugs: Iterable[Checked], settings: Mapping[str, Setting] | None) -> str:
-    """The number of bugs with each status, in words. Without settings it does not say affected, as
-    some of these bugs occur only with settings."""
+    """The number of bugs of each kind, in the words of the headline."""
     bugs = list(bugs)
     accepted = [checked for checked in bugs if checked.accepted and checked.status in THERE]
-    counted = Counter(checked.status for checked in bugs if checked not in accepted)
+    counted = Counter(in_words(checked, settings) for checked in bugs if checked not in accepted)
     words = {
-        BugStatus.AFFECTED: "in these releases" if settings is None else "affected",
-        BugStatus.POSSIBLY: "possibly affected",
+        AFFECTS: f"{_verb(counted[AFFECTS], 'affect')} you",
+        DEPENDS: f"{_verb(counted[DEPENDS], 'depend')} on settings",
         BugStatus.UNKNOWN: "unknown",
-        BugStatus.NOT_AFFECTED: "not in them" if settings is None else "not affected",
+        BugStatus.NOT_AFFECTED: "not in your releases",
         BugStatus.NOT_TRIGGERED: "not triggered by these settings",
         BugStatus.DOES_NOT_APPLY: "about packages or releases that you do not have",
     }
-    parts = [f"{counted[status]} {text}" for status, text in words.items() if counted[status]]
+    parts = [f"{counted[kind]} {text}" for kind, text in words.items() if counted[kind]]
     parts += [f"{len(accepted)} accepted"] if accepted else []
     return f"{count(len(bugs), 'bug')}: {', '.join(parts) or 'none'}"
 

@@ -33,7 +33,7 @@ from harness.check.project_files import ProjectFile
 from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
-from harness.check.source import STDIN, PackageFile
+from harness.check.source import INPUTS, MAPPING, STDIN, PackageFile
 from harness.check.synonyms import PUBLISHED, Published, forked, named_in
 from harness.system.errors import UserError
 from harness.system.text import count
@@ -129,10 +129,13 @@ def _installed(
 
 FEWEST = 8
 """An environment with one of our packages has more packages than that."""
-FEW = (
-    "standard input counts as all that is installed, as pip freeze prints it: what it does not "
-    "name is not there. For requirements, give a file"
-)
+FEW = {
+    STDIN: "standard input counts as all that is installed, as pip freeze prints it: what it does "
+    "not name is not there. For requirements, give a file",
+    MAPPING: "the mapping counts as all that is installed: what it does not name is not there. For "
+    "requirements, give a list, ['transformers==5.2.0'], or a file",
+}
+"""Of what may list all that is installed."""
 
 
 def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Environment:
@@ -150,7 +153,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     notes += filter(None, map(project_files.locks_below, dict.fromkeys(files)))
     where = " and ".join(one.name for one in sources)
     day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
-    first_file = next((one.name for one in sources if one.name != STDIN), "")
+    first_file = next((one.name for one in sources if one.name not in INPUTS.values()), "")
     lists = [one for one in sources if _is_list(one)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
@@ -165,11 +168,11 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
         for file, choices in content.choices.items()
     )
     notes += content.notes
-    complete = content.frozen and where == STDIN
+    complete = content.frozen and where in FEW
     is_doubtful = complete and len({*content.versions, *content.direct}) < FEWEST
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
-    remarks = [*([FEW] if is_doubtful else []), *resolution.notes]
+    remarks = [*([FEW[where]] if is_doubtful else []), *resolution.notes]
     remarks += [*(day_notes if complete else []), *_unnamed(content.unnamed)]
     packages = merged({**resolution.packages, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
@@ -236,5 +239,5 @@ def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
     """The packages in a file that lists a whole environment."""
     entries = lock_files.entries(file)
     candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
-    where = file.name if file.name == STDIN else file.path.name
+    where = file.name if file.name in INPUTS.values() else file.path.name
     return {name: chosen(where, name, those) for name, those in candidates.items() if those}

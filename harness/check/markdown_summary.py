@@ -9,9 +9,9 @@ from harness.check.bug_status import THERE, Checked, advice
 from harness.check.check_report import (
     Report,
     headline,
+    in_words,
     needs_settings,
     releases_of,
-    status_in_words,
     summary,
 )
 from harness.check.places import Place, Places
@@ -37,33 +37,33 @@ def _paragraphs(report: Report) -> Iterator[str]:
     accepted_bugs = [c for c in report.bugs if c.accepted and c.status in THERE]
     yield f"## distributed-bugs: {headline(open_bugs, settings)}"
     yield "<br>".join(map(markdown_escaped, releases_of(report.environment)))
-    yield _table(certain_bugs, places)
-    yield _folded("Bugs that depend on settings", conditional_bugs, places)
-    yield _folded("Accepted bugs", accepted_bugs, places)
+    yield _table(certain_bugs, report, places)
+    yield _folded("Bugs that depend on settings", conditional_bugs, report, places)
+    yield _folded("Accepted bugs", accepted_bugs, report, places)
     yield "\n".join(f"- {markdown_escaped(str(line))}" for line in advice(report.bugs, settings))
     lines = (*report.remarks, *report.refusals, *report.notes)
     yield "\n".join(f"- {markdown_escaped(line)}" for line in lines)
     yield summary(report.bugs, report.settings)
 
 
-def _folded(title: str, bugs: Sequence[Checked], places: Places) -> str:
+def _folded(title: str, bugs: Sequence[Checked], report: Report, places: Places) -> str:
     if not bugs:
         return ""
     begin = f"<details><summary>{title}: {len(bugs)}</summary>"
-    return f"{begin}\n\n{_table(bugs, places)}\n\n</details>"
+    return f"{begin}\n\n{_table(bugs, report, places)}\n\n</details>"
 
 
-def _table(bugs: Sequence[Checked], places: Places) -> str:
-    rows = [list(map(markdown_escaped, _row(checked, places))) for checked in bugs]
+def _table(bugs: Sequence[Checked], report: Report, places: Places) -> str:
+    rows = [list(map(markdown_escaped, _row(checked, report, places))) for checked in bugs]
     return markdown_table(COLUMNS, rows) if rows else ""
 
 
-def _row(checked: Checked, places: Places) -> list[str]:
+def _row(checked: Checked, report: Report, places: Places) -> list[str]:
     scenario = catalog.scenario(checked.scenario)
-    status = status_in_words(checked)
+    words = in_words(checked, report.settings)
     return [
         checked.scenario,
-        f"{status}: {checked.accepted}" if checked.accepted else status,
+        f"{words}: {checked.accepted}" if checked.accepted else words,
         scenario.harm,
         scenario.title,
         scenario.trigger,

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from harness.check.environment import Environment
-from harness.check.source import STDIN, read_file
+from harness.check.source import INPUTS, read_file
 from harness.system.errors import UserError
 
 
@@ -49,7 +49,7 @@ class Places:
         return _place(place[1], int(place[2])) if place else _place(self.environment.file)
 
     def _line(self, file: str, names: Iterable[str]) -> int:
-        if file in ("", STDIN):
+        if file in ("", *INPUTS.values()):
             return 0
         for name in names:
             if (file, name) not in self._numbers:
@@ -74,7 +74,7 @@ def _number(position: str) -> int:
 
 
 def _place(file: str, line: int = 0) -> Place | None:
-    if file in ("", STDIN):
+    if file in ("", *INPUTS.values()):
         return None
     path = Path(file)
     return Place(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path, line)

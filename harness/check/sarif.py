@@ -15,7 +15,7 @@ from urllib.parse import quote_from_bytes
 
 from harness.bugs import catalog
 from harness.check.bug_status import THERE, Checked
-from harness.check.check_report import Report, level, sentences, status_in_words
+from harness.check.check_report import Report, level, sentences
 from harness.check.places import Place, Places
 from harness.check.synonyms import named_in
 from harness.system.installation import repository
@@ -95,7 +95,7 @@ def _result(index: int, checked: Checked, level: str, places: Places) -> Json:
             else []
         ),
         "properties": {
-            "status": status_in_words(checked),
+            "status": f"{checked.status}, accepted" if accepted else str(checked.status),
             "how": checked.how,
             "releases": dict(checked.releases),
             "remedy": checked.remedy,

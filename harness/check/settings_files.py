@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import math
 import os.path
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.settings import Setting
 from harness.check.source import content_of, read_file
-from harness.system.errors import UserError
+from harness.system.errors import UserError, unknown
 from harness.system.text import short, warn
 
 Values = dict[str, Setting]
@@ -22,6 +22,12 @@ Values = dict[str, Setting]
 AUTO = "auto"
 """What a DeepSpeed configuration says where transformers or accelerate fills in the value."""
 DEFAULT = "its default"
+STAGES = (0, 3)
+"""The first and the last stage of ZeRO."""
+DEVICES = ("none", "cpu", "nvme")
+"""Where DeepSpeed keeps an optimizer; ``none`` is the GPU."""
+PRECISIONS = ("no", "fp8", "fp16", "bf16")
+"""Those of accelerate."""
 CLOSE = 0.9
 """How alike a key must be to one that is read, to count as a typing error."""
 
@@ -107,14 +113,14 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     scheduler = _part(content, "scheduler", where).get("type")
     optimizer = _part(content, "optimizer", where).get("type")
     checkpoints = _part(content, "activation_checkpointing", where)
-    scale = _number(fp16, "loss_scale", where, default=0).value
+    scale = _number(fp16, "loss_scale", where, default=0, least=0).value
     return {
         "precision": _precision(fp16.get("enabled", False), bf16.get("enabled", False), where),
         "dynamic_loss_scale": Setting(None, AUTO) if scale is None else Setting(scale == 0),
-        "zero_stage": _number(zero, "stage", where, default=0),
+        "zero_stage": _count(zero, "stage", where, default=0, limits=STAGES),
         "gradient_clipping": _number(content, "gradient_clipping", where, default=0),
         "gradient_accumulation_steps": _accumulation(content, where),
-        "tensor_parallel": _number(tensor, "autotp_size", where),
+        "tensor_parallel": _count(tensor, "autotp_size", where, limits=(0, math.inf)),
         "warmup_of_deepspeed": Setting(
             None if scheduler is None else str(scheduler).startswith("Warmup")
         ),
@@ -133,8 +139,8 @@ def _offload(zero: Mapping[str, Any], where: Path) -> Setting:
     part = _part(zero, "offload_optimizer", where)
     if not part:
         return _switch(zero, "cpu_offload", where, default=False)
-    device = str(part.get("device", "none")).lower()
-    return Setting(None, AUTO) if device == AUTO else Setting(device != "none")
+    device = _word(part, "device", where, DEVICES, default="none")
+    return device if device.value is None else Setting(device.value != "none")
 
 
 def _curriculum(content: Mapping[str, Any], where: Path) -> Setting:
@@ -150,8 +156,8 @@ def _precision(fp16: Any, bf16: Any, where: Path) -> Setting:
     for name, value in (("fp16", fp16), ("bf16", bf16)):
         if value not in (True, False, AUTO):
             raise UserError(f"{where}: {name} is {value!r}, not true or false")
-    if bf16 is True or fp16 is True:
-        return Setting("bf16" if bf16 is True else "fp16")
+    if True in (bf16, fp16):  # 1 is true, too
+        return Setting("bf16" if bf16 in (True,) else "fp16")
     return Setting(None, AUTO) if AUTO in (fp16, bf16) else Setting("fp32")
 
 
@@ -159,10 +165,10 @@ def _accumulation(content: Mapping[str, Any], where: Path) -> Setting:
     """The steps of accumulation; DeepSpeed computes them from two batch sizes and the ranks."""
     name = "gradient_accumulation_steps"
     if content.get(name) is not None:
-        return _number(content, name, where)
-    batch = content.get("train_batch_size")
-    micro = content.get("train_micro_batch_size_per_gpu")
-    if AUTO in (batch, micro):
+        return _count(content, name, where)
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu")
+    batch, micro = (_count(content, size, where).value for size in sizes)
+    if AUTO in map(content.get, sizes):
         return Setting(None, AUTO)
     if batch is None or micro is None or batch == micro:
         return Setting(1, DEFAULT)
@@ -181,7 +187,7 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
     values: Values = {
         "trainer": Setting(True),
         "pipeline_parallel": Setting(1, "the Trainer has no pipeline"),
-        "gradient_accumulation_steps": _number(
+        "gradient_accumulation_steps": _count(
             content, "gradient_accumulation_steps", where, default=1
         ),
         "gradient_clipping": _number(content, "max_grad_norm", where, default=1.0),
@@ -200,19 +206,20 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
     _refuse_others(content, where, ACCELERATE, "accelerate's configuration")
     megatron = _part(content, "megatron_lm_config", where)
     plugin = _part(content, "deepspeed_config", where)
-    precision = content.get("mixed_precision")
+    precision = _word(content, "mixed_precision", where, PRECISIONS).value
     values: Values = {
-        "ranks": _number(content, "num_processes", where),
+        "ranks": _count(content, "num_processes", where),
         "precision": Setting(precision if precision in ("bf16", "fp16") else None),
-        "tensor_parallel": _number(megatron, "megatron_lm_tp_degree", where),
-        "pipeline_parallel": _number(megatron, "megatron_lm_pp_degree", where),
+        "tensor_parallel": _count(megatron, "megatron_lm_tp_degree", where),
+        "pipeline_parallel": _count(megatron, "megatron_lm_pp_degree", where),
         "distributed_optimizer": _switch(megatron, "megatron_lm_use_distributed_optimizer", where),
-        "zero_stage": _number(plugin, "zero_stage", where),
+        "zero_stage": _count(plugin, "zero_stage", where, limits=STAGES),
         "gradient_clipping": _number(plugin, "gradient_clipping", where),
-        "gradient_accumulation_steps": _number(plugin, "gradient_accumulation_steps", where),
+        "gradient_accumulation_steps": _count(plugin, "gradient_accumulation_steps", where),
     }
-    if device := plugin.get("offload_optimizer_device"):
-        values["offload_optimizer"] = Setting(str(device).lower() != "none")
+    device = _word(plugin, "offload_optimizer_device", where, DEVICES)
+    if device.value is not None:
+        values["offload_optimizer"] = Setting(device.value != "none")
     file = _file_named(str(plugin.get("deepspeed_config_file") or ""), where)
     return [values, of_deepspeed(_json(file), file)] if file else [values]
 
@@ -226,7 +233,11 @@ def _file_named(name: str, where: Path) -> Path | None:
 
 
 def _number(
-    content: Mapping[str, Any], name: str, where: Path, default: float | None = None
+    content: Mapping[str, Any],
+    name: str,
+    where: Path,
+    default: float | None = None,
+    least: float = -math.inf,
 ) -> Setting:
     """Read a number; a text with a number counts, as in YAML."""
     value = content.get(name)
@@ -236,11 +247,48 @@ def _number(
         return Setting(default, DEFAULT if default is not None else "")
     try:
         number = float(value)
-        if not math.isfinite(number):
+        if isinstance(value, bool) or not math.isfinite(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: {name} is {value!r}, not a number") from None
+    if number < least:
+        raise UserError(f"{where}: {name} is {value}: write {least} or more")
     return Setting(int(number) if number.is_integer() else number)
+
+
+def _count(
+    content: Mapping[str, Any],
+    name: str,
+    where: Path,
+    default: int | None = None,
+    limits: tuple[float, float] = (1, math.inf),
+) -> Setting:
+    """Read a whole number from the first limit to the last, as the library takes no other."""
+    setting, (first, last) = _number(content, name, where, default), limits
+    number = setting.value
+    if number is not None and not (isinstance(number, int) and first <= number <= last):
+        ending = " or more" if last == math.inf else f" to {last}"
+        raise UserError(f"{where}: {name} is {number}: write a whole number, {first}{ending}")
+    return setting
+
+
+def _word(
+    content: Mapping[str, Any],
+    name: str,
+    where: Path,
+    choices: Sequence[str],
+    default: str | None = None,
+) -> Setting:
+    """Read one of these words; YAML reads ``no`` as false."""
+    value = content.get(name)
+    if value == AUTO:
+        return Setting(None, AUTO)
+    if value is None:
+        return Setting(default)
+    word = "no" if value is False else str(value).lower()
+    if word not in choices:
+        raise UserError(f"{where}: {unknown(name, str(value), choices)}")
+    return Setting(word)
 
 
 def _switch(

@@ -17,7 +17,9 @@ from harness.system.documents import LARGEST, json_of, toml_of, yaml_of
 from harness.system.errors import UserError
 from harness.system.text import short
 
-STDIN = "standard input"
+STDIN, MAPPING, LIST = "standard input", "the mapping", "the list"
+INPUTS = {"-": STDIN, "-mapping": MAPPING, "-list": LIST}
+"""What messages call standard input; ``distributed_bugs.check`` writes a dict or a list there."""
 LONGEST_NAME = 200
 """Characters of a file's name in a message."""
 
@@ -72,6 +74,11 @@ FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"
 
 def read(name: str) -> PackageFile:
     """The file with this name; ``-`` is standard input. Raises UserError if it cannot be read."""
+    if what := INPUTS.get(name):
+        text = _text(what, lambda: nullcontext(sys.stdin.buffer))
+        if not text.strip():
+            raise UserError(f"{what} is empty")
+        return PackageFile(what, Path.cwd() / "-", text)
     if re.match(r"(git|hg|svn|bzr)\+|(ssh|git)://|git@", name):
         raise UserError(
             f"{short(name, LONGEST_NAME)} is a repository, and -r reads a file or a folder: clone "
@@ -81,16 +88,9 @@ def read(name: str) -> PackageFile:
         raise UserError(
             f"{short(name, LONGEST_NAME)} is an address, and -r reads a file. {FROM_WEB}"
         )
-    if name != "-":
-        if (parts := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
-            return replace(read_file(Path(parts[1])), chosen=names_in(parts[2]))
-        return read_file(Path(name))
-    source = PackageFile(
-        STDIN, Path.cwd() / "-", _text(STDIN, lambda: nullcontext(sys.stdin.buffer))
-    )
-    if not source.text.strip():
-        raise UserError(f"{STDIN} is empty")
-    return source
+    if (parts := re.fullmatch(r"(.+)\[([\w.\s,-]*)\]", name)) and not Path(name).exists():
+        return replace(read_file(Path(parts[1])), chosen=names_in(parts[2]))
+    return read_file(Path(name))
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ if they agree. docs/check.md explains the statuses and the JSON.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 import time
 from argparse import ArgumentTypeError
@@ -49,7 +51,7 @@ from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
-from harness.system.text import short
+from harness.system.text import listed, short
 from harness.training.models.recorded import all_recorded as recorded_models
 from harness.training.models.recorded import nearest, up_to
 
@@ -63,12 +65,16 @@ FORMATS: dict[str, Callable[[Report], str]] = {
 TEXT = "text"
 ANY, CERTAIN = "any", "certain"
 """Which bugs make the exit code 1."""
+MOST, USUAL = 5, ("torch", "transformers", "accelerate", "deepspeed")
+"""Packages that an error lists; of more, it names these."""
 LONGEST = 400
 """Characters of the notes in an error."""
 
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
+    if options.default_requirements and not (options.requirements or options.python):
+        options.requirements = [options.default_requirements]
     names, overrides = _names(options.overrides)
     if overrides and not options.run:
         raise UserError(f"{overrides[0]} has an effect only with --run")
@@ -112,6 +118,11 @@ def _parser() -> Arguments:
         metavar="FILE",
         help="a requirements file, pyproject.toml[EXTRA], setup.cfg, environment.yml, a lock file, "
         "the output of conda list --json, a folder, or - for pip freeze; repeatable",
+    )
+    parser.add_argument(
+        "--default-requirements",
+        metavar="FILE",
+        help="what -r reads if neither -r nor --python is given, for a hook",
     )
     parser.add_argument(
         "--as-of", type=day, metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
@@ -212,6 +223,8 @@ def _scenarios(words: Sequence[str]) -> list[str]:
 def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The scenarios to check, and the other overrides."""
     for word in words:
+        if "=" not in word and (os.path.exists(word) or re.search(r"[./]", word)):
+            raise UserError(f"check reads the file or folder of -r: write -r {short(word)}")
         if word.startswith(("variant=", "pins.")) or "=" not in word:
             raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
     others = [word for word in words if not word.startswith("scenario=")]
@@ -280,11 +293,15 @@ def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
     """Refuse an environment without any package of the scenarios: that would look like an
     all-clear. Often it is this tool's own environment."""
     if not environment.packages:
-        names = ", ".join(_packages(scenarios))
+        names = _packages(scenarios)
+        missing = ", ".join(names)
+        if len(names) > MOST:
+            usual = [name for name in USUAL if name in names] or names[:MOST]
+            missing = f"the {len(names)} packages with known bugs, such as {listed(usual)}"
         notes = short("; ".join(environment.notes), LONGEST)
         raise UserError(
-            f"{notes}{'; ' if notes else ''}{environment.where} has none of {names}: name another "
-            "environment with --python, or its requirements with -r"
+            f"{notes}{'; ' if notes else ''}{environment.where} has none of {missing}: name "
+            "another environment with --python, or its requirements with -r"
         )
 
 

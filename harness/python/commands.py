@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import numbers
 import os
 import re
+import reprlib
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,22 @@ START = (
 MISTAKE = 2
 NO_JSON = "leave --json out: the result has its keys"
 PROGRESS, PREFIX = "... ", "distributed-bugs: "
+
+ARGUMENTS = {
+    "-r/--requirements": "packages_or_file",
+    "--requirements": "packages_or_file",
+    "-r": "packages_or_file",
+    "--python": "python",
+    "--as-of": "as_of",
+    "--deepspeed": "deepspeed",
+    "--training-args": "training_args",
+    "--accelerate": "accelerate",
+    "--accepted": "accepted",
+    "--model": "models",
+}
+"""By the option of the command, the argument of ``check``: messages name the argument."""
+COMMAND = r"'[^']*'|distributed-bugs check .*"
+"""What messages say of the command line."""
 
 PathLike = str | os.PathLike[str]
 
@@ -45,7 +64,7 @@ def check(
     packages_or_file: PathLike | Mapping[str, str] | Sequence[str] | None = None,
     *,
     python: PathLike | None = None,
-    as_of: str | None = None,
+    as_of: str | datetime.date | None = None,
     deepspeed: PathLike | None = None,
     training_args: PathLike | None = None,
     accelerate: PathLike | None = None,
@@ -55,18 +74,23 @@ def check(
 ) -> CheckResult:
     """See ``distributed_bugs.check``."""
     source, text = _source(packages_or_file)
+    day = f"{as_of:%Y-%m-%d}" if isinstance(as_of, datetime.date) else as_of
     options = {
         "--python": python,
-        "--as-of": as_of,
+        "--as-of": day,
         "--deepspeed": deepspeed,
         "--training-args": training_args,
         "--accelerate": accelerate,
         "--accepted": accepted,
     }
-    words = [f"{name}={os.fspath(value)}" for name, value in options.items() if value is not None]
+    words = [
+        f"{option}={_text(ARGUMENTS[option], value)}"
+        for option, value in options.items()
+        if value is not None
+    ]
     words += [f"--model={_text('models', name)}" for name in _listed("models", models)]
     words += [f"scenario={_text('scenarios', name)}" for name in _listed("scenarios", scenarios)]
-    content, code = _run(["check", "--json", *source, *words], text)
+    content, code = _run(["check", "--json", *source, *words], text, ARGUMENTS)
     return of_json(CheckResult, {**content, "exit_code": code})
 
 
@@ -88,42 +112,69 @@ def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
     return {**content, "html": html}
 
 
-def _source(
-    packages_or_file: PathLike | Mapping[str, str] | Sequence[str] | None,
-) -> tuple[list[str], str]:
+def _source(packages_or_file: Any) -> tuple[list[str], str]:
     """The options of ``check`` for what it reads, and its standard input."""
+    name = "packages_or_file"
     if packages_or_file is None:
         return [], ""
     if isinstance(packages_or_file, (str, os.PathLike)):
-        name = os.fspath(packages_or_file)
-        if re.search("[=<>~]", name) and not os.path.exists(name):
-            raise Error(f"no file {name}: write packages as a list, [{name!r}], or as a dict")
-        return ["-r", name], ""
+        file = _text(name, packages_or_file)
+        if re.search("[=<>~]", file) and not os.path.exists(file):
+            raise Error(f"no file {file}: write packages as a list, [{file!r}], or as a dict")
+        return [f"--requirements={file}"], ""
     if isinstance(packages_or_file, Mapping):
-        pairs = packages_or_file.items()
-        lines = [f"{name}{v if v[:1] in tuple('=<>~!') else f'=={v}'}" for name, v in pairs]
+        option = "--requirements=-mapping"
+        lines = [_pin(*pair) for pair in packages_or_file.items()]
+    elif isinstance(packages_or_file, Iterable) and not isinstance(packages_or_file, bytes):
+        option = "--requirements=-list"
+        lines = [_text(name, line) for line in packages_or_file]
     else:
-        lines = [_text("packages_or_file", line) for line in packages_or_file]
+        raise Error(
+            f"{name} is {reprlib.repr(packages_or_file)}: write the path of a file or a folder, a "
+            "dict {'transformers': '5.2.0'}, or a list ['transformers==5.2.0']"
+        )
     if not lines:
-        raise Error("packages_or_file is empty: name packages, such as ['transformers==5.2.0']")
-    return ["-r", "-"], "\n".join(lines)
+        raise Error(f"{name} is empty: name packages, such as ['transformers==5.2.0']")
+    return [option], "\n".join(lines)
+
+
+def _pin(name: Any, version: Any) -> str:
+    """A requirement from an entry of a dict."""
+    package = _text("packages_or_file", name)
+    if not isinstance(version, str) or not version.strip():
+        example = str(version) if isinstance(version, numbers.Number) else "5.2.0"
+        raise Error(
+            f"packages_or_file: the version of {package} is {reprlib.repr(version)}: write a text, "
+            f"such as {example!r} or '>={example}'"
+        )
+    return f"{package}{version if version[:1] in tuple('=<>~!') else f'=={version}'}"
 
 
 def _listed(name: str, words: Sequence[str]) -> Sequence[str]:
     if isinstance(words, str):
         raise Error(f"{name}={words!r}: write a list, [{words!r}]")
+    if not isinstance(words, Iterable):
+        raise Error(f"{name} is {reprlib.repr(words)}: write a list of texts")
     return words
 
 
 def _text(name: str, word: Any) -> str:
     """A word of a command; raises Error for what is neither text nor a path."""
-    if not isinstance(word, (str, os.PathLike)):
+    if isinstance(word, numbers.Number):
         raise Error(f"{name}: {word!r} is no text: write {str(word)!r}")
-    return os.fspath(word)
+    if not isinstance(word, (str, os.PathLike)):
+        raise Error(f"{name}: {reprlib.repr(word)} is no text: write a text or a path")
+    text = os.fsdecode(word)
+    if "\0" in text:
+        raise Error(f"{name}: {text!r} has a null byte: leave it out")
+    return text
 
 
-def _run(words: Sequence[str], text: str = "") -> tuple[dict[str, Any], int]:
-    """The JSON of a command and its exit code; raises Error if it prints none."""
+def _run(
+    words: Sequence[str], text: str = "", arguments: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], int]:
+    """The JSON of a command and its exit code; raises Error if it prints none. Messages name the
+    ``arguments`` of a function instead of the options of the command."""
     process = subprocess.Popen(
         [sys.executable, "-c", START.format(home=str(HOME)), *words],
         stdin=subprocess.PIPE,
@@ -140,6 +191,7 @@ def _run(words: Sequence[str], text: str = "") -> tuple[dict[str, Any], int]:
         process.communicate()
         raise
     lines = [line for line in err.splitlines() if not line.startswith(PROGRESS)]
+    lines = [_for_python(line, arguments or {}) for line in lines]
     if not out.strip():
         raise _error(lines, process.returncode)
     for line in lines:
@@ -148,6 +200,16 @@ def _run(words: Sequence[str], text: str = "") -> tuple[dict[str, Any], int]:
         return json.loads(out), process.returncode
     except ValueError:
         raise Error(NO_JSON) from None
+
+
+def _for_python(line: str, arguments: Mapping[str, str]) -> str:
+    """A message about options as one about arguments; a command line in it stays."""
+    options = "|".join(map(re.escape, arguments))
+    if not options or not line.startswith(PREFIX):
+        return line
+    pattern = rf"{COMMAND}|(?<![\w-])(?:{options})(?![\w-])"
+    text = line.removeprefix(PREFIX)
+    return PREFIX + re.sub(pattern, lambda match: arguments.get(match[0], match[0]), text)
 
 
 def _error(lines: Sequence[str], code: int) -> Error:

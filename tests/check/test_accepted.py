@@ -44,7 +44,10 @@ def test_an_accepted_bug_does_not_count_and_stands_apart_in_one_line(
     accept(file=file, until="2999-12-31")
     assert check("--strict") == ExitCode.AS_EXPECTED
     out = capsys.readouterr().out
-    assert "\nclip_max_for_min (affected): no clipping here (until 2999-12-31)\n" in out
+    assert (
+        "\nclip_max_for_min (depends on settings, accepted): no clipping here (until 2999-12-31)\n"
+        in out
+    )
     assert out.rstrip().endswith("1 bug: 1 accepted")
     assert "remedy" not in out
 
@@ -73,7 +76,7 @@ def test_github_shows_an_accepted_bug_as_a_notice_and_a_gone_one_as_a_warning(
     accept()
     assert check("--format", "github") == ExitCode.AS_EXPECTED
     line = capsys.readouterr().out.splitlines()[-1]
-    title = "title=clip_max_for_min%3A affected"
+    title = "title=clip_max_for_min%3A depends on settings%2C accepted"
     assert line.startswith(f"::notice file=requirements.txt,line=1,{title}")
     assert "no clipping here" in line
     assert check("--format", "github", release="0.13.3") == ExitCode.AS_EXPECTED

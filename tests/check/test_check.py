@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.__main__ import main
 from harness.bugs import catalog
@@ -21,6 +22,7 @@ from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.check_report import Report, summary
 from harness.check.environment import Environment
 from harness.check.installed import Installed
+from harness.system.files import ROOT
 from tests.check.test_bug_status import environment
 from tests.sandbox import refused
 
@@ -90,7 +92,8 @@ def test_annotations_of_github_are_one_line_each_and_escaped() -> None:
     stack = environment({"transformers": "5.3.0", "accelerate": "1.13.0"})
     stack = replace(stack, file="a,b:c%.txt")
     (line,) = github_annotations(Report(stack, recorded(["trainer_gas_twice"], stack)))
-    assert line.startswith("::warning file=a%2Cb%3Ac%25.txt,title=trainer_gas_twice%3A affected::")
+    title = "title=trainer_gas_twice%3A depends on settings::"
+    assert line.startswith(f"::warning file=a%2Cb%3Ac%25.txt,{title}")
 
 
 def printed_for_github(capsys: Capture, *words: str) -> list[str]:
@@ -146,9 +149,50 @@ def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
 
 def test_the_summary_counts_every_answer() -> None:
     checked = [Checked("a", answer, "", {}) for answer in (BugStatus.AFFECTED, *BugStatus)]
-    assert summary(checked, {}).startswith("7 bugs: 2 affected, 1 possibly affected, 1 unknown, ")
-    assert summary(checked, None).startswith("7 bugs: 2 in these releases, 1 possibly affected, ")
+    numbers = "7 bugs: 2 affect you, 1 depends on settings, 1 unknown, 1 not in your releases, "
+    assert summary(checked, {}).startswith(numbers)
     assert summary([], None) == "0 bugs: none"
+
+
+ANSWER = r"(\d+) bugs? affects? you. (\d+) more depends? on settings .*?. (\d+) (?:is|are) unknown."
+
+
+@pytest.mark.parametrize("files", [[], ["--training-args", "args.json"]])
+def test_every_format_says_the_same_of_a_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, files: list[str]
+) -> None:
+    """``--long`` had no bug that affects the user in its first line, and 15 below AFFECTED."""
+    monkeypatch.chdir(tmp_path)
+    Path("args.json").write_text('{"gradient_accumulation_steps": 4}')
+    words = ["-r", file(tmp_path, "transformers==5.2.0", "accelerate==1.13.0"), *files]
+    main(["check", *words, "--long", "--format", "markdown:a.md", "--format", "json:a.json"])
+    out = capsys.readouterr().out
+    answer = re.search(ANSWER, out)
+    assert answer
+    affect, depend, _ = map(int, answer.groups())
+    assert (affect > 0) == bool(files)
+    heading = re.compile(r"^([A-Z ]+)$", re.MULTILINE)
+    parts = dict(zip(*[iter(heading.split(out)[1:])] * 2, strict=True))
+    numbers = {name: len(re.findall(r"^\w.*\]$", text, re.M)) for name, text in parts.items()}
+    assert numbers.get("AFFECT YOU", 0) == affect
+    assert numbers["DEPEND ON SETTINGS"] == depend
+    last = out.splitlines()[-1]
+    assert f" {depend} depend on settings, " in last
+    assert (f" {affect} affect" in last) == bool(files)
+    assert "affected" not in last
+    page = Path("a.md").read_text()
+    assert (page.count("| affects you |"), page.count("| depends on settings |")) == (
+        affect,
+        depend,
+    )
+    lines = printed_for_github(capsys, *words)
+    titles = [line.partition("::")[2] for line in lines if "title=" in line]
+    assert sum("%3A affects you::" in title for title in titles) == affect
+    assert sum("%3A depends on settings::" in title for title in titles) == depend
+    bugs = json.loads(Path("a.json").read_text())["bugs"]
+    assert len([b for b in bugs if b["status"] in ("affected", "possibly affected")]) == (
+        affect + depend
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,6 +224,8 @@ def test_the_exit_code_says_whether_a_bug_is_there(
         (["-r", "nowhere.txt"], "nowhere.txt"),
         (["--python", "nowhere/python"], "no interpreter nowhere/python"),
         (["--python", "p", "-r", "f"], "not allowed with argument"),
+        (["req.txt"], "write -r req.txt"),
+        (["tests"], "write -r tests"),
         (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
         (["seed=1"], "seed=1 has an effect only with --run"),
@@ -287,9 +333,12 @@ def test_a_pipe_that_the_user_names_is_read(tmp_path: Path, capsys: Capture) -> 
 def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_clear(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    assert "requirements.txt has none of accelerate, ai2-olmo-core" in refused(
-        capsys, ["check", "-r", file(tmp_path, "numpy==2.0")]
-    )
+    error = refused(capsys, ["check", "-r", file(tmp_path, "numpy==2.0")])
+    count = len({pin for name in catalog.sound() for pin in catalog.scenario(name).pins})
+    usual = "torch, transformers, accelerate and deepspeed"
+    expected = f"requirements.txt has none of the {count} packages with known bugs, such as {usual}"
+    assert f"{expected}: name another environment with --python" in error
+    assert len(error) < len(str(tmp_path)) + 320
     assert "has none of accelerate: name another" in refused(
         capsys, ["check", "-r", file(tmp_path, "numpy==2.0"), "scenario=sampler_shards"]
     )
@@ -311,7 +360,34 @@ def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
     file(tmp_path, line)
     error = refused(capsys, ["check", "-r", "requirements.txt"])
     assert note in error
-    assert error.index(note) < error.index("requirements.txt has none of accelerate")
+    assert error.index(note) < error.index("requirements.txt has none of the ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "requirements.txt: deepspeed 0.13.2"),
+        (["--fail-on", "certain"], "requirements.txt: deepspeed 0.13.2"),
+        (["-r", "other.txt"], "other.txt: deepspeed 0.13.3"),
+        (["--python", sys.executable], f"{sys.executable} (Python "),
+    ],
+)
+def test_a_hook_with_other_words_checks_its_folder_and_not_its_own_python(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    words: list[str],
+    expected: str,
+) -> None:
+    """``args`` of a hook replace its own ``args``, and the folder was one of them."""
+    monkeypatch.chdir(tmp_path)
+    file(tmp_path, "deepspeed==0.13.2")
+    Path("other.txt").write_text("deepspeed==0.13.3\n")
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert "args" not in hook
+    _, *entry = hook["entry"].split()
+    main([*entry, *words, "scenario=clip_max_for_min"])
+    assert capsys.readouterr().out.startswith(expected)
 
 
 def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:

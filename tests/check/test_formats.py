@@ -78,7 +78,7 @@ def test_files_are_written_and_the_text_is_printed(capsys: Capture) -> None:
     assert {result["ruleId"] for result in run["results"]} <= names
     text = Path("a.md").read_text()
     assert text.startswith("## distributed-bugs: ")
-    assert "| clip_max_for_min | affected | ruins training | " in text
+    assert "| clip_max_for_min | depends on settings | ruins training | " in text
     assert "requirements.txt, line 1 |" in text
 
 

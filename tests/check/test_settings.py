@@ -218,6 +218,55 @@ def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
         settings_files.read(deepspeed=written(tmp_path, "ds.json", content))
 
 
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        (
+            "deepspeed",
+            {"zero_optimization": {"stage": 9}},
+            "stage is 9: write a whole number, 0 to 3",
+        ),
+        ("deepspeed", {"zero_optimization": {"stage": -1}}, "stage is -1: "),
+        ("deepspeed", {"zero_optimization": {"stage": 1.5}}, "stage is 1.5: "),
+        ("deepspeed", {"zero_optimization": {"stage": True}}, "stage is True, not a number"),
+        (
+            "deepspeed",
+            {"zero_optimization": {"offload_optimizer": {"device": "gpu"}}},
+            "no device 'gpu': did you mean cpu? Choices: none, cpu, nvme",
+        ),
+        ("deepspeed", {"fp16": {"loss_scale": -1}}, "loss_scale is -1: write 0 or more"),
+        ("deepspeed", {"tensor_parallel": {"autotp_size": -1}}, "0 or more"),
+        ("deepspeed", {"gradient_accumulation_steps": 0}, "is 0: write a whole number, 1 or more"),
+        ("deepspeed", {"train_batch_size": 0}, "train_batch_size is 0: "),
+        ("training_args", {"gradient_accumulation_steps": 1.5}, "is 1.5: write a whole number"),
+        ("accelerate", {"num_processes": 0}, "num_processes is 0: "),
+        ("accelerate", {"mixed_precision": "bf61"}, "no mixed_precision 'bf61': did you mean bf16"),
+        ("accelerate", {"megatron_lm_config": {"megatron_lm_pp_degree": 0}}, "1 or more"),
+        ("accelerate", {"deepspeed_config": {"zero_stage": 4}}, "zero_stage is 4: "),
+        (
+            "accelerate",
+            {"deepspeed_config": {"offload_optimizer_device": "disk"}},
+            "no offload_optimizer_device 'disk'",
+        ),
+    ],
+)
+def test_a_value_that_the_library_does_not_take_is_refused(
+    tmp_path: Path, kind: str, content: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        settings_files.read(**{kind: written(tmp_path, "file", content)})
+    assert message in str(caught.value)
+
+
+def test_words_of_accelerates_yaml_count_as_accelerate_reads_them(tmp_path: Path) -> None:
+    text = "mixed_precision: FP16\ndeepspeed_config: {offload_optimizer_device: none}\n"
+    settings = values(settings_files.read(accelerate=written(tmp_path, "a.yaml", text)))
+    assert settings == {"precision": "fp16", "offload_optimizer": False}
+    text = "mixed_precision: no\n"  # false, to YAML
+    assert not values(settings_files.read(accelerate=written(tmp_path, "a.yaml", text)))
+    assert deepspeed(bf16={"enabled": 1})["precision"] == "bf16"
+
+
 def test_files_that_disagree_decide_nothing(tmp_path: Path) -> None:
     config = written(tmp_path, "ds.json", {"gradient_accumulation_steps": 2})
     args = written(tmp_path, "args.json", {"gradient_accumulation_steps": 4})

@@ -73,7 +73,8 @@ def test_a_commit_with_a_bug_is_refused_and_others_pass(tmp_path: Path) -> None:
     _, revision = run(source, "git", "rev-parse", "HEAD")
     folder.mkdir()
     run(folder, "git", "init", "--quiet")
-    hook = {"repo": str(source), "rev": revision.strip(), "hooks": [{"id": "distributed-bugs"}]}
+    words = {"id": "distributed-bugs", "args": ["--fail-on", "any"]}
+    hook = {"repo": str(source), "rev": revision.strip(), "hooks": [words]}
     (folder / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": [hook]}))
     code, printed = run(folder, uv.binary(), "tool", "run", "pre-commit", "install")
     assert code == 0, printed

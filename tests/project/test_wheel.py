@@ -235,7 +235,7 @@ def test_results_have_types_and_can_be_used_beside_a_users_modules(tool: Tool) -
     process = subprocess.run(
         [python, "-c", code], cwd=tool.cwd, capture_output=True, text=True, check=False
     )
-    assert process.stdout.startswith("standard input: transformers 5.2.0\n"), process.stderr
+    assert process.stdout.startswith("the mapping: transformers 5.2.0\n"), process.stderr
 
 
 def test_a_script_that_imports_the_package_imports_nothing_else(tool: Tool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
@@ -58,7 +60,7 @@ def checked() -> tuple[CheckResult, dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands, "_run", noted)
         patch.setenv("UV_OFFLINE", "1")
-        result = distributed_bugs.check(["transformers==5.2.0", "accelerate==1.13.0"])
+        result = distributed_bugs.check({"transformers": "5.2.0", "accelerate": "1.13.0"})
     return result, contents[0]
 
 
@@ -72,7 +74,7 @@ def test_result_of_check_has_every_key_of_the_json(
     assert bug.remedy == "use transformers 5.5.4"
     assert bug.periods[0].after == "5.5.4"
     assert "1.13.0" in str(result).splitlines()[0]
-    assert repr(result) == f"<CheckResult of standard input: {len(result.affected)} bugs>"
+    assert repr(result) == f"<CheckResult of the mapping: {len(result.affected)} bugs>"
 
 
 def test_result_of_probe_has_every_key_of_the_json() -> None:
@@ -95,19 +97,89 @@ def test_result_of_probe_has_every_key_of_the_json() -> None:
     assert "&lt;the reference" in result._repr_html_()
 
 
+PATHS = "write the path of a file or a folder, a dict {'transformers': '5.2.0'}, or a list"
+
+
 @pytest.mark.parametrize(
-    ("mistake", "message"),
+    ("packages", "arguments", "message"),
     [
-        ("transformers==5.2.0", "no file transformers==5.2.0: write packages as a list"),
-        ([], "packages_or_file is empty"),
-        ([3], "packages_or_file: 3 is no text: write '3'"),
+        ("transformers==5.2.0", {}, "no file transformers==5.2.0: write packages as a list"),
+        ([], {}, "packages_or_file is empty"),
+        ({}, {}, "packages_or_file is empty"),
+        ([3], {}, "packages_or_file: 3 is no text: write '3'"),
+        (5, {}, f"packages_or_file is 5: {PATHS}"),
+        (b"a", {}, f"packages_or_file is b'a': {PATHS}"),
+        ("a\0b", {}, "has a null byte"),
+        ({"torch": 2.5}, {}, "the version of torch is 2.5: write a text, such as '2.5' or '>=2.5'"),
+        ({"torch": None}, {}, "the version of torch is None: write a text, such as '5.2.0'"),
+        ({"torch": ""}, {}, "the version of torch is '': write a text"),
+        ({1: "2"}, {}, "packages_or_file: 1 is no text"),
+        (
+            None,
+            {"training_args": {"bf16": True}},
+            "training_args: {'bf16': True} is no text: write",
+        ),
+        (None, {"accelerate": 3}, "accelerate: 3 is no text: write '3'"),
+        (None, {"python": b"a"}, "python: b'a' is no text"),
+        (None, {"as_of": 2025}, "as_of: 2025 is no text: write '2025'"),
+        (None, {"models": 5}, "models is 5: write a list"),
+        (None, {"models": "gpt_oss"}, "write a list, ['gpt_oss']"),
+        (None, {"scenarios": [None]}, "scenarios: None is no text"),
     ],
 )
-def test_mistake_in_the_packages_is_one_line(mistake: Any, message: str) -> None:
-    with pytest.raises(distributed_bugs.Error, match=message.replace("[", r"\[")) as raised:
-        distributed_bugs.check(mistake)
+def test_mistake_in_the_arguments_is_one_line(packages: Any, arguments: Any, message: str) -> None:
+    with pytest.raises(distributed_bugs.Error, match=re.escape(message)) as raised:
+        distributed_bugs.check(packages, **arguments)
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("packages", "arguments", "message"),
+    [
+        ({"tranformers": "5.2.0"}, {}, "the mapping has none of the "),
+        ({"tranformers": "5.2.0"}, {}, "with python, or its requirements with packages_or_file"),
+        (["tranformers==5.2.0"], {}, "the list has none of the "),
+        ({"transformers": "newest"}, {}, "the mapping, line 1: "),
+        (None, {"as_of": "2025-01-01"}, "as_of has an effect only with packages_or_file"),
+        (
+            ["torch==2.5.0"],
+            {"python": "p"},
+            "argument python: not allowed with argument packages_or_file",
+        ),
+        ("Dockerfile", {}, "'docker run IMAGE pip freeze | distributed-bugs check -r -'"),
+    ],
+)
+def test_a_message_names_the_arguments_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: Any, arguments: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(distributed_bugs.Error, match=re.escape(message)) as raised:
+        distributed_bugs.check(packages, **arguments)
+    assert "standard input" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_dict_is_all_that_is_installed_and_a_list_is_what_is_required(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The first example of the page named one package, and left out bugs that need two."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    names = ["trainer_gas_twice"]
+    installed = distributed_bugs.check({"transformers": "5.2.0"}, scenarios=names)
+    assert not installed.affected
+    assert "accelerate is not installed" in installed.bugs[0].why
+    assert installed.environment.complete
+    note = "the mapping counts as all that is installed: what it does not name is not there."
+    assert note in installed.text
+    day = datetime.date(2026, 11, 1)
+    required = distributed_bugs.check(["transformers==5.2.0"], scenarios=names, as_of=day)
+    assert [bug.name for bug in required.affected] == names
+    assert not required.environment.complete
+    assert required.text.startswith("the list: transformers 5.2.0\n  not complete: ")
+    assert repr(installed) == "<CheckResult of the mapping: 0 bugs>"
 
 
 def test_a_notebook_forces_no_colours_into_results(
@@ -116,7 +188,7 @@ def test_a_notebook_forces_no_colours_into_results(
     """IPython's kernel sets FORCE_COLOR: the report had escapes, and each frame was a warning."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("UV_OFFLINE", "1")
-    result = distributed_bugs.check(["transformers==5.2.0"], scenarios=["trainer_gas_twice"])
+    result = distributed_bugs.check({"transformers": "5.2.0"}, scenarios=["trainer_gas_twice"])
     assert "\x1b" not in result.text
     with pytest.raises(distributed_bugs.Error) as raised:
         distributed_bugs.probe("no_such_script.py", "{rows}")

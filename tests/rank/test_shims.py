@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -28,7 +29,7 @@ from harness.bugs.api.spec import Defect, Lane
 from harness.rank import apex, cuda_on_cpu, shims
 from harness.rank.cuda_on_cpu import devices, streams
 from harness.rank.cuda_on_cpu.functions import CLASSES, FACTORIES, FUNCTIONS
-from harness.rank.shims import megatron, stand_ins
+from harness.rank.shims import megatron, others, stand_ins
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
 OFFLINE = "huggingface_hub.offline"
@@ -387,6 +388,46 @@ def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Cou
     assert isinstance(tensor, torch.Tensor)
     assert tensor.device.type == "meta"
     assert not any(megatron_uses.values())
+
+
+def test_torchtitan_may_ask_a_cpu_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu: Any = torch.cpu
+    names = "get_device_name get_device_properties memory_stats reset_peak_memory_stats empty_cache"
+    for name in names.split():
+        monkeypatch.setattr(cpu, name, None, raising=False)
+    uses = shims.install(["torchtitan.memory_of_cpu"])
+    answers = [getattr(cpu, name)("cpu:0") for name in names.split()]
+    assert [answers[0], *answers[2:]] == ["cpu", {}, None, None]
+    assert answers[1].total_memory > 0
+    assert uses == {"torchtitan.memory_of_cpu": 5}
+
+
+TITAN_ASKS = {
+    "torchtitan.idle_triton": ("__import__('triton').jit(num_warps=4)(max)(2, 3)", 3),
+    "torchtitan.device_is_cpu": ("torch._utils._get_available_device_type()", "cpu"),
+    "torchtitan.whole_numbers_counted": (
+        "torch.histc(torch.tensor([0, 2, 2]), bins=3, min=0, max=2).tolist()",
+        [1, 0, 2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TITAN_ASKS)
+def test_torchtitan_gets_on_a_cpu_what_it_has_on_a_gpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtins, "__import__", builtins.__import__)
+    monkeypatch.setattr(torch, "histc", torch.histc)
+    ask: Any = torch._utils
+    monkeypatch.setattr(ask, "_get_available_device_type", ask._get_available_device_type)
+    monkeypatch.setattr(others, "find_spec", lambda _: None)
+    uses = shims.install([name])
+    code, answer = TITAN_ASKS[name]
+    assert called_from("torchtitan.models.moe", code) == answer
+    assert uses == {name: 1}
+    with contextlib.suppress(ImportError, NotImplementedError):  # as without the shim
+        called_from("torch.utils", code)
+    assert uses == {name: 1}
 
 
 def with_apex(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:

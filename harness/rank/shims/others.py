@@ -5,12 +5,15 @@ Torch and upstream are imported inside the functions: listing the shims must not
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.bugs.api.spec import Point
@@ -120,6 +123,74 @@ def _fsdp_on_cpu(count: Count) -> None:
         dist.all_gather(list(whole.chunk(dist.get_world_size(group))), part, group)
 
     replace(dist, "all_gather_into_tensor", by_parts)
+
+
+def _idle_triton(count: Count) -> None:
+    """Give torchtitan, where Triton is missing, one without an effect: torch must not find it."""
+    if find_spec("triton"):
+        return
+
+    def imported(original: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.partition(".")[0] != "triton":
+            return original(name, *arguments, **keywords)
+        count()
+        return _Idle()
+
+    replace(builtins, "__import__", imported, from_package("torchtitan"))
+
+
+class _Idle:
+    """Has every attribute, and as a decorator returns the function."""
+
+    def __getattr__(self, _: str) -> _Idle:
+        return self
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        return arguments[0] if arguments else self
+
+
+def _device_is_cpu(count: Count) -> None:
+    """Let torchtitan find the CPU where it asks torch for an accelerator."""
+    import torch._utils
+
+    def cpu(_: Any) -> str:
+        count()
+        return "cpu"
+
+    replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
+
+
+def _memory_of_cpu(count: Count) -> None:
+    """Give torch.cpu the functions about memory that other devices have; they know nothing."""
+    import torch.cpu
+
+    def known(answer: Any) -> Callable[..., Any]:
+        def call(*_: Any) -> Any:
+            count()
+            return answer
+
+        return call
+
+    vars(torch.cpu).update(
+        get_device_name=known("cpu"),
+        get_device_properties=known(SimpleNamespace(total_memory=1)),
+        memory_stats=known({}),
+        reset_peak_memory_stats=known(None),
+        empty_cache=known(None),
+    )
+
+
+def _whole_numbers_counted(count: Count) -> None:
+    """Count whole numbers with torch.histc, as on a GPU."""
+    import torch
+
+    def counted(original: Any, numbers: Any, *arguments: Any, **keywords: Any) -> Any:
+        if numbers.is_floating_point():
+            return original(numbers, *arguments, **keywords)
+        count()
+        return original(numbers.float(), *arguments, **keywords).to(numbers.dtype)
+
+    replace(torch, "histc", counted, from_package("torchtitan"))
 
 
 def _torchvision_operators(count: Count) -> None:
@@ -244,6 +315,39 @@ POINTS = (
         "the stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo "
         "refuses",
         _no_handshake,
+    ),
+    Point(
+        "torchtitan.idle_triton",
+        "torchtitan",
+        "",
+        CPU,
+        "it imports Triton for kernels that a CPU does not use, and torch for CPUs lacks Triton",
+        _idle_triton,
+    ),
+    Point(
+        "torchtitan.device_is_cpu",
+        "torchtitan",
+        "",
+        CPU,
+        "it takes CUDA for the device of a machine without an accelerator",
+        _device_is_cpu,
+    ),
+    Point(
+        "torchtitan.memory_of_cpu",
+        "torchtitan",
+        "",
+        CPU,
+        "its Trainer logs the memory of the device, which torch.cpu has no functions for",
+        _memory_of_cpu,
+    ),
+    Point(
+        "torchtitan.whole_numbers_counted",
+        "torchtitan",
+        "<0.3",
+        CPU,
+        "it counts the tokens of each expert with torch.histc, which cannot count whole numbers on "
+        "a CPU",
+        _whole_numbers_counted,
     ),
     *(
         Point(

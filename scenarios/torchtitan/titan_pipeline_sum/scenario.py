@@ -1,0 +1,99 @@
+"""With a pipeline, torchtitan trains on the sum of the losses of all tokens, not on their mean.
+
+This affected trainings with torchtitan's Trainer and pipeline parallelism. The gradients are as
+many times too long as a step has tokens, often a million. The logged loss is right, so its curve
+looks like that of another run. Only the logged norm of the gradient shows the number. Gradients are
+clipped to a norm of 1 by default, so each step has the full length, also late in a training, where
+most steps of a run without a pipeline are shorter. A run with a pipeline and one without it are not
+the same training.
+
+Root cause: from 0.2.2 on, the loss function returns the sum over tokens. Without a pipeline, the
+trainer divides it by the number of tokens before the backward pass. With one, the schedule runs the
+backward passes itself, and the trainer divides the loss afterwards, for the log alone. From 0.3.0
+on, the loss function gets the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.bugs import api
+from scenarios.common import features
+
+
+@dataclass
+class Params(api.Knobs):
+    pipeline: bool = api.knob(True, about="over the ranks: each has a part of the layers")
+    rows: int = api.knob(4, least=2, about="of a step, each a micro-batch of the pipeline")
+    length: int = api.knob(16, least=2, about="of a row, in tokens")
+    steps: int = api.knob(3, least=1, about="of training")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "PP and non-PP produce differently scaled gradients",
+        "https://github.com/pytorch/torchtitan/issues/2972",
+    ),
+    fix="https://github.com/pytorch/torchtitan/pull/2937",
+    symptom="with a pipeline, gradients are global_valid_tokens times larger than without one: "
+    "the loss is divided after the backward pass, for metrics only",
+    trigger="the Trainer with pipeline parallelism",
+    pins={"torchtitan": "0.2.2"},
+    harm="ruins training",
+    visibility="silent",
+    settings={"ranks": api.above(1), "code": api.by_code("pipeline_parallel_degree is above 1")},
+    seen={"torchtitan.train.Trainer": {"parallel_dims.pp": api.above(1)}},
+    files=("torchtitan/train.py",),
+    releases="torchtitan>=0.2,<0.3",  # the pipelines of 0.3.0 need a newer torch than 2.13
+    absent=(
+        api.Absent(
+            "torchtitan<0.2.2",
+            "the loss function returned a mean",
+            "https://github.com/pytorch/torchtitan/pull/2206",
+        ),
+        api.Absent(
+            "torchtitan>=0.3",
+            "the loss function divides by the tokens itself, before the backward pass",
+            "https://github.com/pytorch/torchtitan/pull/2937",
+        ),
+    ),
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.2.1"),
+        "control": api.control("0.2.2 without a pipeline", params={"pipeline": False}, ranks=1),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Stage(features.Feature):
+    """The oracle: each rank has the gradients of its part of the layers."""
+
+    reason: str = "exactly that follows if each is that of the sum over the tokens of the step"
+    checks: Sequence[api.Check] = ()
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """Each step, with the gradients of the rank's own layers."""
+        facts = features.Step.shapes(gradients=features.COMPARED)
+        return {"step": api.Kind(facts, api.each(at.params.steps))}
+
+
+oracle = Stage()
+
+
+def run(ctx: api.Context) -> None:
+    """Train torchtitan's small LLaMA with its Trainer; the whole model in one process is right."""
+    from scenarios.torchtitan.titan_pipeline_sum import training
+
+    training.train(ctx)
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """The model was split into stages, and a step had several tokens."""
+    p, ranks = records.params, len(records.ranks)
+    return api.Exercise.of(
+        p.pipeline and ranks > 1,
+        f"a pipeline of {ranks} stages, and {p.rows * p.length} tokens in a step",
+        "there was no pipeline",
+    )
