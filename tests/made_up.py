@@ -48,7 +48,7 @@ class Upstream:
         self.tested.append(release)
         if self.error:
             raise self.error
-        symptom = Outcome.SYMPTOM if release < FIXED_IN else Outcome.CLEAN
+        symptom = Outcome.SYMPTOM if Version(release) < Version(FIXED_IN) else Outcome.CLEAN
         outcome = self.outcomes.get(release, symptom)
         folder = self.folder / f"{uuid.uuid4().hex}-{release}"
         (folder / RELEASED).mkdir(parents=True)

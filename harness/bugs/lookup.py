@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import Scenario
+from harness.bugs.pins import matches
 from harness.bugs.results import Result, Status
 from harness.system.text import listed, short
 
@@ -175,11 +176,12 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
 
 def _absent(scenario: Scenario, target: Mapping[str, Version]) -> str:
     """Why these releases cannot have the bug, by upstream's own history; empty if they may."""
+    releases = {name: str(version) for name, version in target.items()}
     for absence in scenario.absent:
-        scope = Requirement(absence.releases)
-        if scope.name in target and scope.specifier.contains(target[scope.name], prereleases=True):
+        if matches(absence.releases, releases):
+            name = Requirement(absence.releases).name
             link = f" ({absence.link})" if absence.link else ""
-            return f"{scope.name} {target[scope.name]} cannot have it: {absence.why}{link}"
+            return f"{name} {target[name]} cannot have it: {absence.why}{link}"
     return ""
 
 

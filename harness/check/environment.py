@@ -94,7 +94,7 @@ def _of_python(
     records, version = answer["packages"], answer["python"]
     installed = {name: _installed(name, **record) for name, record in records.items()}
     forks = {
-        name: (described(name, release), Published(modules[module], f"it installs {module}"))
+        name: (described(release), Published(modules[module], f"it installs {module}"))
         for module, owners in answer["owners"].items()
         for name, release in owners.items()
         if name not in (modules[module], *PUBLISHED)
@@ -124,7 +124,7 @@ def _installed(
         )
     if direct_url:
         return recorded(name, versions[0], direct_url)
-    return described(name, versions[0], EDITABLE if source else "")
+    return described(versions[0], EDITABLE if source else "")
 
 
 FEWEST = 8

@@ -87,7 +87,7 @@ class Listed:
     origin: str = ""
 
 
-def described(name: str, version: str, origin: str = "") -> Installed:
+def described(version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
         parsed = _parsed(version) if version else None
@@ -138,8 +138,8 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
         origins = {releases.pop(): max(origins.values())}
     if len(origins) == 1:
         ((version, origin),) = origins.items()
-        return described(name, version, origin)
-    packages = [described(name, version, origin) for version, origin in origins.items()]
+        return described(version, origin)
+    packages = [described(version, origin) for version, origin in origins.items()]
     is_each_a_release = all(not package.origin for package in packages)
     candidates = _distinct(packages) if is_each_a_release else ()
     if len(origins) > MOST:
@@ -183,14 +183,14 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     if plus:
         return name, from_git(name, address)
     if hosted and (release := _tagged(name, f"{host}{hosted[1]}", _stem(file))):
-        return name, described(name, release)
+        return name, described(release)
     if ARCHIVES.search(file):
         archive_name, version = _archive(file)
         if hosted or egg:
             version = version if archive_name == name else ""
         else:
             name = archive_name
-        return name, described(name, version, WEB if remote else FILE)
+        return name, described(version, WEB if remote else FILE)
     if CONDA.search(place):
         return name, Installed("", "built by conda: only 'conda list --json' names its version")
     return name, Installed("", WEB if remote else FOLDER)
@@ -222,8 +222,8 @@ def from_git(name: str, address: str, reference: str = "", version: str = "") ->
         address, reference = path, reference or revision
     reference = unquote(reference or names.get("tag", "") or names.get("rev", ""))
     if release := _tagged(name, address, reference):
-        return described(name, release)
-    if version and _upstream(address) == name and (dev := described(name, version)).is_development:
+        return described(release)
+    if version and _upstream(address) == name and (dev := described(version)).is_development:
         return dev
     return Installed(version, GIT)
 
@@ -294,16 +294,16 @@ def recorded(name: str, version: str, direct_url: str) -> Installed:
             if vcs["vcs"] == "git":
                 revision = str(vcs.get("requested_revision") or "")
                 return from_git(name, address, revision, version)
-            return described(name, version, f"installed from {vcs['vcs']}")
+            return described(version, f"installed from {vcs['vcs']}")
         if content.get("dir_info", {}).get("editable"):
-            return described(name, version, EDITABLE)
+            return described(version, EDITABLE)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return described(name, version, "its direct_url.json cannot be read")
+        return described(version, "its direct_url.json cannot be read")
     if CONDA.search(address):
-        return described(name, version)
+        return described(version)
     if not address.startswith("file:"):
-        return described(name, version, WEB)
-    return described(name, version, FILE if "archive_info" in content else FOLDER)
+        return described(version, WEB)
+    return described(version, FILE if "archive_info" in content else FOLDER)
 
 
 DEPENDENCY = "the other packages"

@@ -198,7 +198,7 @@ class _Reading:
             self._note_override(Requirement(line))
         elif comment := lines.FROZEN_EDITABLE.match(line):
             name, version = canonicalize_name(comment[1], validate=True), comment[2]
-            packages.add_direct(name, described(name, version, EDITABLE), where)
+            packages.add_direct(name, described(version, EDITABLE), where)
         elif line.startswith("-"):
             self._option(line, file, where, constraint)
         elif requirement := lines.requirement_in(line):
@@ -365,7 +365,7 @@ def exact(name: str, content: Requirements) -> Installed | None:
         raise UserError(f"{conditions(name, content.places[name])} contradict each other")
     if name in content.direct:
         return content.direct[name]
-    return described(name, min(fits)) if equal else None
+    return described(min(fits)) if equal else None
 
 
 def read(sources: Iterable[PackageFile]) -> Requirements:

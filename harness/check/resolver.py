@@ -67,7 +67,7 @@ def _resolution(
         elif name in solution.versions:
             specifiers = content.versions.get(name)
             newest_of = DEPENDENCY if specifiers is None else f"{name}{specifiers}"
-            release = described(name, solution.versions[name])
+            release = described(solution.versions[name])
             packages[name] = replace(release, newest_of=newest_of)
         elif name in content.versions:
             packages[name], note = newest(name, content, day)

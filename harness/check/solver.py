@@ -537,4 +537,4 @@ def other_python(constraint: str) -> str:
     our_python, _ = pins.here()
     if specifiers.contains(f"{our_python}.99") or specifiers.contains(our_python):
         return ""
-    return next((f"3.{n}" for n in range(7, 20) if specifiers.contains(f"3.{n}.99")), "")
+    return next((f"3.{n}" for n in range(*index.PYTHONS) if specifiers.contains(f"3.{n}.99")), "")

@@ -19,7 +19,6 @@ LONGEST_TITLE = 110
 """Characters of a title."""
 LONGEST_SCRIPT = 40
 """Lines of a script for maintainers."""
-UNFINISHED = "UNFINISHED"
 """What ``new`` writes into each text that somebody has to write."""
 
 
@@ -42,7 +41,7 @@ def story(name: str, scenario: Scenario) -> str:
         "report": "" if not all(scenario.report) else " ".join(scenario.report),
     }
     for field, text in texts.items():
-        if not text or UNFINISHED in text:
+        if not text or UNDECIDED in text:
             raise Missing(f"{field} is not written yet")
     if len(scenario.title) > LONGEST_TITLE:
         raise Missing(f"the title has {len(scenario.title)} characters, more than {LONGEST_TITLE}")
@@ -180,7 +179,7 @@ def report(name: str, scenario: Scenario) -> str:
 
 
 def _refuse_unfinished(file: Path) -> None:
-    if UNFINISHED in file.read_text(encoding="utf-8"):
+    if UNDECIDED in file.read_text(encoding="utf-8"):
         raise Missing(f"{file.name} is not written yet")
 
 

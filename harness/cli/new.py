@@ -22,9 +22,9 @@ from packaging.utils import canonicalize_name, canonicalize_version
 import scenarios
 from harness.bugs import catalog
 from harness.bugs import pins as upstream
+from harness.bugs.api.spec import UNDECIDED
 from harness.bugs.pins import Stack
 from harness.cli import Arguments, pages, pin, pins_of
-from harness.cli._demands import UNFINISHED
 from harness.releases import overlay, releases
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole
@@ -288,7 +288,7 @@ def _like(original: str, chosen: Mapping[str, str], fixed: str | None) -> str:
         fields |= {"files": _files(chosen, fixed), "variants": _variants(chosen, fixed)}
     for field in fields:
         text = _with_field(text, field, fields[field])
-    return text.replace('"""', f'"""{UNFINISHED}: a copy of {original}. ', 1)
+    return text.replace('"""', f'"""{UNDECIDED}: a copy of {original}. ', 1)
 
 
 def _with_field(text: str, name: str, value: str) -> str:

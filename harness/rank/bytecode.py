@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harness.system.errors import Inconclusive
 from harness.system.files import sha256
+from harness.system.machine import cores
 
 BATCH = 200
 """The number of sources for which another process pays off."""
@@ -31,7 +32,7 @@ def compile_all(sources: Sequence[Path], site: Path) -> None:
     restores the complete paths. Files that are not valid Python (templates, old syntax) are
     skipped. Raises Inconclusive if the compiler crashes.
     """
-    count = min(len(os.sched_getaffinity(0)), 1 + len(sources) // BATCH)
+    count = min(cores(), 1 + len(sources) // BATCH)
     with ThreadPoolExecutor(count) as pool:
         parts = (sources[part::count] for part in range(count))
         list(pool.map(lambda part: _compile(part, site), parts))

@@ -8,8 +8,8 @@ A rank's first record names the run, the trial and the launch, and so does ``exi
 the harness writes after the processes of a launch have ended. So a truncated file, or a file of
 another launch, is noticed. Unfinished files of killed runs are removed.
 
-The folder of a scenario contains runs, too: ``evidence`` has runs on GPUs, as JSON, and
-``recorded.tar.xz`` has the recorded run on the CPU, which can be graded again.
+The folder of a scenario contains a run, too: ``recorded.tar.xz`` has the recorded run on the CPU,
+which can be graded again.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def lane_of(config: RunConfig) -> Lane | None:
         lane = Lane(config.launch.lane)
         return lane if lane in scenario.lanes else None
     try:
-        launch, ranks = config.launch, scenario.ranks_of("released")
+        launch, ranks = config.launch, scenario.ranks_of(RELEASED)
         return job.choose_lane(scenario, ranks, launch.lane, launch.nodes)
     except Unsupported:
         return None

@@ -220,7 +220,7 @@ class OverlayServer:
         finally:
             os.close(theirs)
         forked = ForkedLaunch(self, reports)
-        self.forked.append(forked)
+        self.forked = [one for one in self.forked if one.poll() is None] + [forked]
         return forked
 
     @property

@@ -89,7 +89,8 @@ def first_seen(result: Result) -> str:
     return "first seen: " + "; ".join(parts) if parts else ""
 
 
-def _some(names: tuple[str, ...], most: int = 3) -> str:
+def _some(names: tuple[str, ...]) -> str:
+    most = 3
     suffix = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + suffix
 

@@ -127,7 +127,7 @@ def facts() -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": cores(),
         "torch": release_of("torch"),
         "gpus": [gpu.name for gpu in gpus()],
     }

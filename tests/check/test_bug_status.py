@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 def environment(
     versions: Mapping[str, str], complete: bool = True, origin: str = ""
 ) -> Environment:
-    packages = {name: described(name, version, origin) for name, version in versions.items()}
+    packages = {name: described(version, origin) for name, version in versions.items()}
     return Environment(packages, "here", complete, None)
 
 

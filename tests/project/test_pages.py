@@ -169,7 +169,7 @@ def test_the_commands_of_the_page_of_models_about_all_models_work(
     assert len(lines) == 6
     with slurm_cluster.cluster(cores=4, lines=OVERCOMMITTED) as slurm:
         printed = printed_by(lines, tmp_path, tool, SLURM_CONF=str(slurm.conf))
-    assert sum(bool(re.match(r"\d+ models, \d+ relations: ", line)) for line in printed) >= 3
+    assert sum(bool(re.match(r"\d+ models, \d+ cells: ", line)) for line in printed) >= 3
     assert (tmp_path / "models.json").is_file()
 
 

@@ -11,8 +11,8 @@ from harness.run.score.scoring import Scoring
 
 
 def test_no_seed_tells_whether_the_bug_is_there() -> None:
-    assert Scoring([], [], [5], [90]).all_seeds() == [5]
-    assert Scoring([], [], [5, 6, 7], [90]).all_seeds() == [5, 6, 90]
+    assert Scoring([], [], [5], 90).all_seeds() == [5]
+    assert Scoring([], [], [5, 6, 7], 90).all_seeds() == [5, 6, 90]
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ def _unlike(value: Any, expected: str) -> str:
     return f"is {_short(value)}, expected {expected}"
 
 
-def _short(value: Any, most: int = 40) -> str:
+def _short(value: Any) -> str:
+    most = 40
     text = repr(value)
     return text if len(text) <= most else text[:most] + "..."

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.bugs import catalog
+from harness.bugs.api.spec import FIXED
 from harness.bugs.lookup import lookup
 from harness.bugs.results import Status
 from harness.system.text import StrEnum
@@ -156,7 +157,7 @@ def _kind(alarm: Alarm) -> str:
 
 def _judged(old_score: Score, texts_by_bug: Sequence[tuple[str, set[str]]]) -> Score:
     other_bugs: dict[str, None] = {}
-    fixed = [trial for trial in old_score.trials if trial.variant == "fixed"]
+    fixed = [trial for trial in old_score.trials if trial.variant == FIXED]
     texts_by_bug = [
         (bug, {text for text in texts if all(_would_give(one, bug, text) for one in fixed)})
         for bug, texts in texts_by_bug

@@ -50,21 +50,21 @@ class Scoring:
     configs: Sequence[RunConfig]
     """One for each scenario; how to run it."""
     seeds: Sequence[int]
-    drawn: Sequence[int] = field(default_factory=lambda: [random.randrange(LARGEST_SEED)])
+    first_drawn: int = field(default_factory=lambda: random.randrange(LARGEST_SEED))
     """A seed that nobody knew before; more are counted on from it."""
 
     def all_seeds(self) -> list[int]:
         """The seeds of every variant: the first half of ``seeds``, then as many drawn ones as are
         left. All variants have the same, so that no seed tells whether the bug is there."""
         half = (len(self.seeds) + 1) // 2
-        drawn = (self.drawn[0] + n for n in range(len(self.seeds) - half))
+        drawn = (self.first_drawn + n for n in range(len(self.seeds) - half))
         return [*self.seeds[:half], *(n % LARGEST_SEED for n in drawn)]
 
     def healthy_seeds(self) -> list[int]:
         """The seeds of runs to learn from; none if no detector learns. None of them is scored."""
         if not any(map(learns, self.detectors)):
             return []
-        return [(self.drawn[0] + 1000 + n) % LARGEST_SEED for n in range(LEARNED)]
+        return [(self.first_drawn + 1000 + n) % LARGEST_SEED for n in range(LEARNED)]
 
 
 def watched_variants(scenario: str) -> tuple[str, ...]:

@@ -314,13 +314,13 @@ class Runner:
         ours = rank_environment(settings)
         users = os.environ.get("PYTHONPATH", "")
         path = ours["PYTHONPATH"], self.site, users, str(self.extensions)
-        on_cpu = ON_CPU if self.lane is Lane.CPU else {}
-        on_cpu = {**on_cpu}
+        additions = dict(ON_CPU) if self.lane is Lane.CPU else {}
         if cache := own_files.compiled():
-            on_cpu[own_files.COMPILED] = cache
+            additions[own_files.COMPILED] = cache
         if self.lane is Lane.CPU and compiled.IN_ONE_THREAD not in ours:
-            on_cpu[compiled.IN_ONE_THREAD] = "1"
-        return {**ours, **ENVIRONMENT, **on_cpu, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+            additions[compiled.IN_ONE_THREAD] = "1"
+        additions["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        return {**ours, **ENVIRONMENT, **additions}
 
     def _write_imports(self) -> str:
         """Write a module with what the script imports from packages, and return its name: one

@@ -134,7 +134,7 @@ def sampled_updates(view: View) -> Iterator[SampledUpdate]:
 
 def _updates(view: View) -> Iterator[Moved]:
     samples = list(sampled_updates(view))
-    waiting = [update for update in samples if _waits(view, update)]
+    waiting = [update for update in samples if _waits(update)]
     in_turns = 2 * len(waiting) > len(samples) or not all(
         _never_moved(view, update) for update in waiting
     )
@@ -163,7 +163,7 @@ def _updates(view: View) -> Iterator[Moved]:
         )
 
 
-def _waits(view: View, update: SampledUpdate) -> bool:
+def _waits(update: SampledUpdate) -> bool:
     """Whether a step of an optimizer without a known formula left a parameter as it was."""
     has_gradient = bool(update.gradient.any())
     return update.expected is None and has_gradient and not bool(update.moved.any())
