@@ -42,6 +42,7 @@ NEEDS = {
     "torchao": ("torch",),
     "torchdata": ("torch",),
     "torchmetrics": ("torch",),
+    "torchtitan": ("datasets", "huggingface-hub", "torch", "torchdata"),
     "torchtune": ("datasets", "huggingface-hub", "torch"),
     "transformers": ("huggingface-hub",),
     "trl": ("accelerate", "datasets", "torch", "transformers"),

@@ -206,23 +206,23 @@ def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
     ],
 )
 def test_lightning_is_pytorch_lightning(installed: dict[str, str], status: str) -> None:
-    packages = merged({name: described(name, version) for name, version in installed.items()})
+    packages = merged({name: described(version) for name, version in installed.items()})
     bug = answer("pl_sampler_epoch", Environment(packages, "here", False))
     assert str(bug.status) == status, bug.why
 
 
 def test_what_lightning_needs_gives_way_to_it() -> None:
-    needed = replace(described("pytorch-lightning", "2.6.6"), newest_of=DEPENDENCY)
-    packages = merged({"lightning": described("lightning", "2.6.0"), "pytorch-lightning": needed})
+    needed = replace(described("2.6.6"), newest_of=DEPENDENCY)
+    packages = merged({"lightning": described("2.6.0"), "pytorch-lightning": needed})
     assert packages["pytorch-lightning"].version == "2.6.0"
 
 
 @pytest.mark.parametrize("name", [n for n, other in PUBLISHED.items() if not other.same])
 def test_a_fork_under_another_name_is_unknown(name: str) -> None:
     package = PUBLISHED[name].package
-    entry = merged({name: described(name, "1.0")})[package]
+    entry = merged({name: described("1.0")})[package]
     assert f"{name} 1.0 is installed in its place" in entry.origin
-    both = merged({name: described(name, "1.0"), package: described(package, "2.0")})[package]
+    both = merged({name: described("1.0"), package: described("2.0")})[package]
     assert not both.version
     assert name in both.origin
 

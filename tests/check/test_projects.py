@@ -36,7 +36,7 @@ def statuses(packages: dict[str, str]) -> Counter[BugStatus]:
 
 def _installed(name: str, version: str) -> Installed:
     release, *others = version.split(" or ")
-    return Installed("", "several", (release, *others)) if others else described(name, release)
+    return Installed("", "several", (release, *others)) if others else described(release)
 
 
 def unknown(since: str = "") -> tuple[int, int]:
