@@ -47,8 +47,14 @@ def _refuse(*words: object, **_: object) -> None:
             "variant=released,fixed: write several values as a list: variant=[released,fixed]",
         ),
         ("run scenario=sampler_shards patch=a,b", "as a list: patch=[a,b]"),
-        ("run scenario=sampler_shards patch=nosuch.diff", "patch=nosuch.diff: there is no such file"),
-        ("run scenario=sampler_shards patch=folder", "patch=folder: cannot be read: Is a directory"),
+        (
+            "run scenario=sampler_shards patch=nosuch.diff",
+            "patch=nosuch.diff: there is no such file",
+        ),
+        (
+            "run scenario=sampler_shards patch=folder",
+            "patch=folder: cannot be read: Is a directory",
+        ),
         ("run scenario=device_math patch=nosuch.diff", "device_math runs what is installed"),
         ("run scenario=deepspeed runs=file", "file/run: Not a directory; name another runs="),
         ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
