@@ -23,7 +23,7 @@ import scenarios
 from harness.bugs.api.checks import together
 from harness.bugs.api.spec import FIXED, Defect, Scenario
 from harness.system.errors import HarnessError, UserError, unknown
-from harness.system.text import complaint
+from harness.system.text import complaint, markdown
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ def _lookup(name: str, by_name: Mapping[str, T]) -> T:
 
 def unknown_scenario(name: str, *others: str) -> str:
     """The line for a name that no scenario has; ``others`` may stand for scenarios, as ``all``."""
-    return unknown("scenario", name, [*names(), *others], shown_by=LIST)
+    return unknown("scenario", name, names(), shown_by=LIST, others=others)
 
 
 def file(name: str) -> str:
@@ -205,7 +205,7 @@ def scenario(name: str) -> Scenario:
 
 def story(name: str) -> str:
     """The docstring of a scenario's module: what goes wrong, for whom, and why."""
-    return (load(name).__doc__ or "").strip()
+    return markdown(load(name).__doc__ or "").strip()
 
 
 def upstreams() -> list[str]:

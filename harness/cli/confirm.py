@@ -111,8 +111,9 @@ def _reproduced(configs: Sequence[RunConfig], day: str, most: int | None) -> lis
             progress.tally(f"{len(reproductions)} of {len(cells)}")
     answers = [each.answer for each in reproductions]
     totals = ", ".join(f"{answers.count(name)} {name}" for name in report_scripts.EXIT_CODES)
-    minutes = sum(each.seconds for each in reproductions) / 60
-    console.print(f"{totals}; the scripts ran for {minutes:.1f} minutes", style="bold")
+    seconds = sum(each.seconds for each in reproductions)
+    took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
+    console.print(f"{totals}; the scripts ran for {took}", style="bold")
     return reproductions
 
 

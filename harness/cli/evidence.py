@@ -26,6 +26,7 @@ from harness.system import lines
 from harness.system.errors import ExitCode, Inconclusive, UserError
 from harness.system.files import read_json, refuse_unless_creatable, writing
 from harness.system.terminal import terminal
+from harness.system.text import count
 
 NEEDED = ("command", "machine", "source", "started")
 """What pages show of a run."""
@@ -69,6 +70,11 @@ def _keep_all(folders: list[Path], name: str, out: Path | None) -> int:
     else:
         with writing(out, "--out"):
             lines.append(out, [trial.to_json() for trial in trials])
+    scenarios = list(dict.fromkeys(trial.scenario for trial in trials))
+    if trials:
+        whose = scenarios[0] if len(scenarios) == 1 else count(len(scenarios), "bug")
+        file = out or result_file.FILE
+        terminal().print(f"{count(len(trials), 'trial')} of {whose}, kept as {name} in {file}")
     if len(folders) > 1:
         terminal().print(f"{len(folders) - len(refusals)} of {len(folders)} runs are kept")
     if refusals:

@@ -262,8 +262,8 @@ def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
         day = releases.released(subject, chosen[subject], cache)
         stacks.append(Stack(dict(chosen), releases.settled(day, python), python, platform))
     with (
-        overlay.borrow(stacks[0], (), cache) as overlay_before,
-        overlay.borrow(stacks[1], (), cache) as overlay_after,
+        overlay.awaited(stacks[0], (), cache) as overlay_before,
+        overlay.awaited(stacks[1], (), cache) as overlay_after,
     ):
         texts = [_sources(lent.site, subject) for lent in (overlay_before, overlay_after)]
     for file in sorted(texts[0].keys() | texts[1].keys()):

@@ -448,7 +448,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
                 one.python,
                 options.timeout,
                 pool,
-                os.pathsep.join(filter(None, [patched, stack.enter_context(_site(one))])),
+                os.pathsep.join(filter(None, [patched, stack.enter_context(_site(one, progress))])),
                 numbers,
                 as_written=options.as_written,
             )
@@ -457,7 +457,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
 
 
 @contextmanager
-def _site(environment: Environment) -> Iterator[str]:
+def _site(environment: Environment, progress: Progress) -> Iterator[str]:
     """The folder with the packages that an environment pins; empty without pins. Raises UserError
     if they cannot be installed together."""
     if not environment.pins:
@@ -465,6 +465,8 @@ def _site(environment: Environment) -> Iterator[str]:
         return
     today = date.today().isoformat()
     stack = pins.Stack(environment.pins, today, *pins.here())
+    if not overlay.is_built(stack, (), cache_folder()):
+        progress.say(f"making the overlay of {stack}")
     with ExitStack() as context:
         try:
             borrowed = context.enter_context(overlay.borrow(stack, (), cache_folder()))

@@ -60,7 +60,7 @@ def remedy(name: str, pins_of_user: Mapping[str, str]) -> str:
         choices = [each for each in catalog.sound() if catalog.proposal(each)]
         raise UserError(f"we propose no edit for {name}. Choices: {', '.join(choices)}.")
     stack = resolution.stack(scenario, _pins(scenario, pins_of_user, BUGGY), cache_folder())
-    with overlay.borrow(stack, edits, cache_folder()) as borrowed_overlay:
+    with overlay.awaited(stack, edits, cache_folder()) as borrowed_overlay:
         return re.sub(
             "^([+]{3}) defect/", r"\1 patched/", borrowed_overlay.diff, flags=re.MULTILINE
         )
@@ -93,7 +93,7 @@ def _print_upstream(console: Console, scenario: Scenario, pins_of_user: Mapping[
             console.print(f"  {point.name}: {point.why}")
     for defect in scenario.defects:
         console.print(f"\ndefect {defect.name}: {defect.about}\n")
-        with overlay.borrow(stack, (defect,), cache) as borrowed_overlay:
+        with overlay.awaited(stack, (defect,), cache) as borrowed_overlay:
             console.print(borrowed_overlay.diff, end="")
     if scenario.files and chosen[BUGGY] != chosen[FIXED]:
         before, after = (pins.describe(chosen[variant]) for variant in (BUGGY, FIXED))
@@ -112,8 +112,8 @@ def changes(
     """Diffs of the files with the bug, from buggy's release to fixed's."""
     stacks = {v: resolution.stack(scenario, chosen[v], cache) for v in (BUGGY, FIXED)}
     with (
-        overlay.borrow(stacks[BUGGY], (), cache) as buggy,
-        overlay.borrow(stacks[FIXED], (), cache) as fixed,
+        overlay.awaited(stacks[BUGGY], (), cache) as buggy,
+        overlay.awaited(stacks[FIXED], (), cache) as fixed,
     ):
         for file in scenario.files:
             before, after = (_text(lent.site / file) for lent in (buggy, fixed))

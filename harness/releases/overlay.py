@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -36,7 +36,7 @@ from harness.bugs.api.spec import Defect
 from harness.bugs.pins import Interpreter, Stack
 from harness.rank import bytecode
 from harness.rank.manifest import INSTALLED, MANIFEST, BuiltFile, DamagedOverlay, read_manifest
-from harness.releases import contents, edits, locks, patches, resolution, uv
+from harness.releases import contents, edits, index, locks, patches, resolution, uv
 from harness.system.errors import Unsupported
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.system.installation import refuse_without_torch
@@ -173,6 +173,15 @@ def borrow(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Ove
     name, is_new = key(stack, defects), build(stack, defects, cache)
     with locked(lock_file(cache, name), shared=True):
         yield _open(cache, name, is_new)
+
+
+@contextmanager
+def awaited(stack: Stack, defects: Sequence[Defect], cache: Path) -> Iterator[Overlay]:
+    """``borrow``, with a message if the overlay has to be built, which takes long."""
+    with ExitStack() as loan:
+        with index.waiting(f"the overlay of {stack}"):
+            overlay = loan.enter_context(borrow(stack, defects, cache))
+        yield overlay
 
 
 def _build(name: str, stack: Stack, defects: Sequence[Defect], cache: Path) -> None:

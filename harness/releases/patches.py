@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from harness.bugs.packages import IMPORTS, import_name
 from harness.bugs.pins import describe
 from harness.system.errors import UserError
+from harness.system.text import one_line
 
 if TYPE_CHECKING:
     from unidiff.patch import PatchedFile, PatchSet
@@ -25,10 +26,15 @@ def read(file: str) -> str:
         text = Path(file).expanduser().read_text(encoding="utf-8")
         if changes(text):
             return text
-    except (OSError, UnicodeError) as error:
+    except FileNotFoundError:
+        raise UserError(f"patch={file}: there is no such file") from None
+    except OSError as error:
+        raise UserError(f"patch={file}: cannot be read: {error.strerror}") from None
+    except UnicodeError as error:
         raise UserError(f"patch={file}: cannot be read: {error}") from None
     except UnidiffParseError as error:
-        raise UserError(f"patch={file}: is not a whole unified diff: {error}") from None
+        why = one_line(str(error))
+        raise UserError(f"patch={file}: is not a whole unified diff: {why}") from None
     raise UserError(f"patch={file}: contains no change; write it with 'git diff > {file}'")
 
 

@@ -136,7 +136,7 @@ def _summed(bugs: Sequence[Judged], console: Console) -> int:
 def _patched(name: str, words: Sequence[str]) -> int:
     """Whether a patch fixes a bug, and what it does to the other bugs of its package."""
     if name != ALL:
-        _refuse_edited(name)
+        _refuse_unpatchable(name)
     chosen = catalog.sound() if name == ALL else [name]
     console = terminal()
     target = _config(chosen[0], words)
@@ -160,9 +160,15 @@ def _patched(name: str, words: Sequence[str]) -> int:
     return _verdict(name, before[name], after[name], [b for b in broken if b != name], console)
 
 
-def _refuse_edited(name: str) -> None:
-    """Refuse a bug that no release has: the variant ``released`` would be right without a patch."""
+def _refuse_unpatchable(name: str) -> None:
+    """Refuse a bug that no release has, as the variant ``released`` would be right without a patch,
+    and one of which no release is pinned."""
     scenario = catalog.scenario(name)
+    if not scenario.pins:
+        raise UserError(
+            f"{name} runs what is installed, and patch= changes only a copy of a release that a "
+            "scenario pins: install what you have patched, and run it without patch="
+        )
     if scenario.variant(BUGGY).defects:
         raise UserError(
             f"no release has {name}, an edit puts it into one: run it with variant={BUGGY}"
@@ -170,9 +176,11 @@ def _refuse_edited(name: str) -> None:
 
 
 def _siblings(config: RunConfig) -> list[str]:
-    """The other scenarios of the package of a scenario."""
+    """The other scenarios that pin the package of a scenario: those that do not run what is
+    installed, which no patch changes."""
     subject = catalog.scenario(config.scenario).subject
-    return [name for name in catalog.of_package(subject) if name != config.scenario]
+    names = [name for name in catalog.of_package(subject) if name != config.scenario]
+    return [name for name in names if subject in catalog.scenario(name).pins]
 
 
 def _sibling(target: RunConfig, name: str, words: Sequence[str]) -> RunConfig:

@@ -39,6 +39,8 @@ CONFIGS = str(ROOT / "configs")
 OLDER_NAMES = {"launch": "lane", "+preset": "preset"}
 KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 """What may be written for a value, by the name that OmegaConf has for its type."""
+LISTS = ("variant", "patch")
+"""Keys that take a list: one run has all of its values."""
 HELP = {"--help", "-h", "--info", "-i"}
 
 
@@ -299,6 +301,9 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
         return f"'{word[1]}' is no KEY=VALUE; a scenario is named by scenario={example}"
     several = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if several:
+        key, _, value = several[1].partition("=")
+        if key in LISTS:
+            return f"{several[1]}: write several values as a list: {key}=[{value}]"
         return f"{several[1]}: several values need --multirun, which runs them one after another"
     key = re.search(r"Could not override '([^']+)'", text)
     if key:

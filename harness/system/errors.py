@@ -62,14 +62,18 @@ MOST = 40
 NEAREST = 8
 
 
-def unknown(kind: str, name: str, choices: Iterable[str], *, shown_by: str = "") -> str:
+def unknown(
+    kind: str, name: str, choices: Iterable[str], *, shown_by: str = "", others: Iterable[str] = ()
+) -> str:
     """One line that names what was not found, a guess, and the choices. Of many choices, it names
-    those nearest to the name, and the command that shows all."""
-    choices = list(choices)
+    those nearest to the name, and the command that shows all: without ``others``, which it does not
+    show."""
+    names = list(choices)
+    choices = [*names, *others]
     guess = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f": did you mean {guess[0]}?" if guess else "."
     if len(choices) <= MOST:
         return f"no {kind} '{name}'{hint} Choices: {', '.join(choices) or 'none'}."
     nearest = ", ".join(difflib.get_close_matches(name, choices, n=NEAREST, cutoff=0))
-    ending = f"; '{shown_by}' shows all {len(choices)}" if shown_by else f" (of {len(choices)})"
+    ending = f"; '{shown_by}' shows all {len(names)}" if shown_by else f" (of {len(choices)})"
     return f"no {kind} '{name}'{hint} The nearest choices: {nearest}{ending}."

@@ -1,13 +1,14 @@
 """trl's DPOTrainer over a tiny LLaMA and preferences that are made in code, watched step by step.
 
-All prompts have the same length, and so have all completions, so there is no padding. Imports
-torch, transformers and trl: import it inside ``run``.
+Unless ``dataset`` gets other lengths, all prompts have the same length, and so have all
+completions, so there is no padding. Imports torch, transformers and trl: import it inside ``run``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ EOS = 2
 BETA = 0.5
 
 
-def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
-    """Prompts of 4 random words with a chosen and a rejected completion of 5."""
+def dataset(
+    tokenizer: Any, count: int, seed: int, lengths: Sequence[tuple[int, int, int]] = ((4, 5, 5),)
+) -> Dataset:
+    """Prompts of random words with a chosen and a rejected completion. Their lengths take turns."""
     generator = torch.Generator().manual_seed(seed)
 
     def words(tokens: range, length: int) -> str:
@@ -41,13 +44,20 @@ def dataset(tokenizer: Any, count: int, seed: int) -> Dataset:
     return Dataset.from_list(
         [
             {
-                "prompt": words(PROMPT, 4),
-                "chosen": f" {words(COMPLETION, 5)}",
-                "rejected": f" {words(COMPLETION, 5)}",
+                "prompt": words(PROMPT, prompt),
+                "chosen": f" {words(COMPLETION, chosen)}",
+                "rejected": f" {words(COMPLETION, rejected)}",
             }
-            for _ in range(count)
+            for prompt, chosen, rejected in islice(cycle(lengths), count)
         ]
     )
+
+
+def tokens(tokenizer: Any, rows: Dataset) -> Tensor:
+    """The chosen and then the rejected rows, each with the token for the end, padded with 0."""
+    texts = [f"{row['prompt']}{row[name]}" for name in ("chosen", "rejected") for row in rows]
+    ids = [torch.tensor([*tokenizer(text)["input_ids"], EOS]) for text in texts]
+    return nn.utils.rnn.pad_sequence(ids, batch_first=True)
 
 
 def _stored(ctx: api.Context, rows: Dataset) -> Dataset:
@@ -82,10 +92,11 @@ def trainer(
     reference: nn.Module | None,
     accumulation: int,
     steps: int,
+    rows: Dataset | None = None,
     **settings: Any,
 ) -> Any:
     """A DPOTrainer at a constant rate, without clipping, on all ranks; ``settings`` go to its
-    DPOConfig."""
+    DPOConfig. By default each step has new rows."""
     tokenizer = texts.tokenizer(VOCABULARY)
     config = instance(
         DPOConfig,
@@ -108,7 +119,7 @@ def trainer(
         model=policy,
         ref_model=reference,
         args=config,
-        train_dataset=_stored(ctx, dataset(tokenizer, ROWS * steps, ctx.seed)),
+        train_dataset=_stored(ctx, rows or dataset(tokenizer, ROWS * steps, ctx.seed)),
         optimizers=(optimizer, constant(optimizer)),
         processing_class=tokenizer,
         tokenizer=tokenizer,  # its name before 0.12

@@ -117,6 +117,9 @@ def test_of_many_choices_the_nearest_are_named_and_where_all_are() -> None:
     assert line.endswith("; 'words' shows all 100.")
     assert len(line) < 150
     assert unknown("word", "wor7", choices).endswith(" (of 100).")
+    number = len(catalog.names())
+    for others in ((), (catalog.ALL,)):  # list does not show "all"
+        assert catalog.unknown_scenario("bf61_clip", *others).endswith(f" shows all {number}.")
     with pytest.raises(UserError, match="'python -m harness list' shows all") as caught:
         catalog.load("bf16")
     assert len(str(caught.value)) < 300

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -25,9 +26,13 @@ def file(folders: Path) -> Path:
     return folders / "deepspeed" / "bf16_clip" / result_file.FILE
 
 
-def test_a_run_is_kept_with_all_its_trials(recording: Recording, file: Path) -> None:
+def test_a_run_is_kept_with_all_its_trials(
+    recording: Recording, file: Path, capsys: Capture
+) -> None:
     for _ in range(2):  # the newest run of a name is shown
         assert main(["evidence", str(recording.folder), "h200x2"]) == 0
+        kept = capsys.readouterr().out
+        assert re.fullmatch(r"\d+ trials of bf16_clip, kept as h200x2 in results.jsonl\n", kept)
     (run,) = kept_evidence("bf16_clip")
     assert (run.name, run.verdict) == ("h200x2", Verdict.REPRODUCED)
     assert run.facts["harness"].startswith("commit ")
@@ -45,7 +50,8 @@ def test_runs_come_from_another_machine_in_one_file(
         assert main(["evidence", "--import", str(lines)]) == 0
     (run,) = kept_evidence("bf16_clip")
     assert (run.name, run.verdict) == ("h200x2", Verdict.REPRODUCED)
-    first, second = capsys.readouterr().out.splitlines()
+    kept, first, second = capsys.readouterr().out.splitlines()
+    assert kept.endswith(f" trials of bf16_clip, kept as h200x2 in {lines}")
     assert first.endswith("trials of 1 scenarios are new; 0 were there")
     assert second.startswith("0 trials of 0 scenarios are new")
 

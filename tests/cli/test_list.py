@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.__main__ import main
-from harness.bugs import result_file
+from harness.bugs import catalog, result_file
 from harness.system.terminal import Terminal
 from tests.made_up import scenario_module
 from tests.sandbox import refused
@@ -50,6 +50,12 @@ def test_the_list_has_the_scenarios_that_meet_all_conditions(
     assert bugs == {name: bug for name, bug in everything.items() if met(bug)}
     assert main(["list", *words]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(bugs) + 1
+
+
+def test_no_text_has_the_backticks_of_a_docstring(capsys: Capture) -> None:
+    assert main(["list"]) == 0
+    assert "``" not in capsys.readouterr().out
+    assert all("``" not in catalog.story(name) for name in catalog.sound())
 
 
 def test_nothing_may_meet_the_conditions(capsys: Capture) -> None:

@@ -42,6 +42,20 @@ def _refuse(*words: object, **_: object) -> None:
         ("run --info scenario=bf16_clip", "argument --info/-i: invalid choice"),
         ("run scenario=bf16_clip runs=/proc/x", "No such file or directory; name another runs="),
         ("run scenario=bf16_clip,sampler_shards runs=file", "several values need --multirun"),
+        (
+            "run scenario=bf16_clip variant=released,fixed",
+            "variant=released,fixed: write several values as a list: variant=[released,fixed]",
+        ),
+        ("run scenario=sampler_shards patch=a,b", "as a list: patch=[a,b]"),
+        (
+            "run scenario=sampler_shards patch=nosuch.diff",
+            "patch=nosuch.diff: there is no such file",
+        ),
+        (
+            "run scenario=sampler_shards patch=folder",
+            "patch=folder: cannot be read: Is a directory",
+        ),
+        ("run scenario=device_math patch=nosuch.diff", "device_math runs what is installed"),
         ("run scenario=deepspeed runs=file", "file/run: Not a directory; name another runs="),
         ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
         (f"probe {'a' * 5000}", "File name too long"),

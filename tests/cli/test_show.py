@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from harness.__main__ import main
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Defect
 from harness.cli import show
-from harness.releases import overlay, releases
+from harness.releases import index, overlay, releases
 
 FILE = "accelerate/data_loader.py"
 
@@ -51,3 +53,21 @@ def test_a_file_that_one_release_lacks_is_all_new(tmp_path: Path) -> None:
     (text,) = show.changes(catalog.scenario("sampler_shards"), chosen, tmp_path)
     assert "+generator = synchronised" in text
     assert "-generator" not in text
+
+
+@pytest.mark.usefixtures("two_releases")
+def test_a_command_that_makes_overlays_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(index, "SILENCE", 0.01)
+    borrow = overlay.borrow
+
+    @contextmanager
+    def slow(*arguments: Any) -> Iterator[overlay.Overlay]:
+        time.sleep(0.1)
+        with borrow(*arguments) as borrowed:
+            yield borrowed
+
+    monkeypatch.setattr(overlay, "borrow", slow)
+    assert main(["show", "sampler_shards"]) == 0
+    assert "waiting for the overlay of accelerate 0.29.3\n" in capsys.readouterr().err

@@ -495,7 +495,10 @@ def test_environments_that_make_no_sense_are_refused(words: list[str], complaint
 
 @pytest.mark.parametrize("kind", [Unsupported, Inconclusive])
 def test_releases_that_cannot_be_installed_together_are_a_mistake(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def borrow(*_: object) -> None:
         raise kind("a==1 b==2 could not be installed for Python 3.11")
@@ -503,8 +506,10 @@ def test_releases_that_cannot_be_installed_together_are_a_mistake(
     monkeypatch.setattr("harness.releases.overlay.borrow", borrow)
     (tmp_path / "train.py").write_text("")
     words = ["--pins", "transformers=4.57.6,5.0.0", str(tmp_path / "train.py"), "--b", "{rows}"]
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UserError, match=r"^--pins: a==1 b==2 could not be installed"):
         probe.main(words)
+    assert "... making the overlay of transformers 4.57.6\n" in capsys.readouterr().out
 
 
 def test_a_patch_in_two_environments_is_refused(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_confirm_reports_counts_the_answers(
     monkeypatch.setattr("harness.cli.confirm._recorded", lambda _: cells)
     monkeypatch.setattr(report_scripts, "drawn", lambda cells, day, most: cells)
     answers = [
-        report_scripts.Reproduction(cell, status, "text")
+        report_scripts.Reproduction(cell, status, "text", 1.4)
         for cell, status in zip(cells, lines, strict=True)
     ]
     monkeypatch.setattr(report_scripts, "reproduced", lambda _: iter(answers))
@@ -154,7 +154,9 @@ def test_confirm_reports_counts_the_answers(
     assert [each["status"] for each in json.loads(file.read_text())] == [
         str(each) for each in lines
     ]
-    assert totals in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert totals in out
+    assert "the scripts ran for 3 s" in out
 
 
 def test_reports_are_not_recorded(capsys: Capture) -> None:

@@ -52,7 +52,7 @@ def borrow(pins: Mapping[str, str], patches: Sequence[str] = ()) -> Iterator[Rel
             yield Releases(Path(spec.origin).parent.parent, pins)
             return
     stack, cache = replace(_stack(pins), patches=tuple(patches)), cache_folder()
-    with overlay.borrow(stack, (), cache) as borrowed_overlay:
+    with overlay.awaited(stack, (), cache) as borrowed_overlay:
         yield Releases(borrowed_overlay.site, stack.packages, borrowed_overlay.key, bool(patches))
 
 

@@ -1,0 +1,130 @@
+"""DPOTrainer cuts the last token off the longest rows: they do not learn to end.
+
+This affected DPO with micro-batches of several preferences whose prompts have different lengths.
+Prompts are padded on the left, completions on the right. The trainer moves each row to the left and
+removes the columns that are empty then. It removed one column too many. So the longest rows of a
+micro-batch lose their last token, which is the token for the end. Its log-probability is missing in
+the loss, in the gradient, and in the metrics. The loss falls, and which rows are concerned depends
+on the batch.
+
+Root cause: the columns before the first empty one were taken as ``[: first_empty_col - 1]``. A
+batch without an empty column was whole, because the number was one too large there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.bugs import api
+from scenarios.common import applied
+
+LENGTHS = {"unequal": ((4, 3, 2), (2, 5, 5)), "equal": ((4, 5, 5),)}
+"""The words of a prompt, of its chosen and of its rejected completion; preferences take turns."""
+
+
+@dataclass
+class Params(api.Knobs):
+    prompts: str = api.knob(
+        "unequal", choices=tuple(LENGTHS), about="in length: of 4 and of 2 words, or of 4"
+    )
+    steps: int = api.knob(3, least=1, about="of training")
+    lr: float = api.knob(0.1, above=0, about="of SGD")
+
+
+SCENARIO = api.Scenario(
+    report=(
+        "Wrong tensor index for roll and truncate in DPOTrainer fn concatenated_forward( ).",
+        "https://github.com/huggingface/trl/issues/2330",
+    ),
+    fix="https://github.com/huggingface/trl/pull/2332",
+    symptom="concatenated_forward keeps the columns before first_empty_col - 1: the last token of "
+    "the longest rows is removed",
+    trigger="DPOTrainer, and micro-batches with several preferences whose prompts have different "
+    "lengths",
+    remedy="set per_device_train_batch_size to 1, and accumulate gradients",
+    pins={"trl": "0.12.2"},
+    harm="ruins training",
+    visibility="silent",
+    settings={
+        "trainer": True,
+        "code": api.by_code("DPOTrainer gets several preferences in a micro-batch"),
+    },
+    seen={
+        "trl.trainer.dpo_trainer.DPOTrainer": {
+            "args.per_device_train_batch_size": api.above(1),
+            "is_encoder_decoder": False,
+        }
+    },
+    files=("trl/trainer/dpo_trainer.py",),
+    releases="trl>=0.12",  # older ones put a token before each row
+    absent=(
+        api.Absent(
+            "trl<0.12",
+            "the columns are removed from 0.12.0 on",
+            "https://github.com/huggingface/trl/pull/2209",
+        ),
+    ),
+    ranks=1,
+    variants={
+        "buggy": api.expect_symptom(),
+        "fixed": api.expect_clean("0.13.0"),
+        "control": api.control(
+            "0.12.2 with prompts of the same length", params={"prompts": "equal"}
+        ),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Step(applied.Step):
+    cut: applied.Single
+    """Beside DPO on the rows without the last column."""
+
+
+def shortened(step: Step, _: api.Records) -> bool:
+    """Each update is that of rows of which the longest lack the last token."""
+    return step.cut.times(1)
+
+
+oracle = applied.Applied(
+    Step,
+    shortened,
+    parts=lambda at: 1,
+    reason="exactly that follows if the longest rows lack their last token",
+)
+
+
+def run(ctx: api.Context) -> None:
+    """Train a tiny model on preferences; compare each step with plain torch on the whole rows."""
+    import torch
+
+    from scenarios.common import texts
+    from scenarios.common.hf_trainer import VOCABULARY
+    from scenarios.trl import _preferences as preferences
+
+    p = ctx.params
+    tokenizer = texts.tokenizer(VOCABULARY)
+    rows = preferences.dataset(tokenizer, preferences.ROWS, ctx.seed, LENGTHS[p.prompts])
+    whole = preferences.tokens(tokenizer, rows).to(ctx.device)
+
+    class Watch(preferences.Watch):
+        def facts(self) -> dict[str, object]:
+            parts = (self.differentiated(self.start, [each]) for each in (whole, whole[:, :-1]))
+            plain, cut = map(self._applied, parts)
+            return {**plain, "cut": cut}
+
+    with ctx.phase("init"):
+        policy = preferences.model(ctx)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=p.lr)
+        Watch(ctx, policy, optimizer)
+        trainer = preferences.trainer(
+            ctx, policy, optimizer, preferences.model(ctx), 1, p.steps, rows
+        )
+    with ctx.phase("steps"):
+        trainer.train()
+
+
+def exercised(records: api.Records) -> api.Exercise:
+    """Prompts of a micro-batch had different lengths."""
+    prompts = records.params.prompts
+    return api.Exercise.of(prompts == "unequal", f"prompts of {prompts} lengths")
