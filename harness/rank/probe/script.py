@@ -26,6 +26,9 @@ PEER_GRACE = 20
 """Seconds that a rank waits after its last step for the other ranks to finish."""
 
 
+leave_process = os._exit
+"""As it is before ``Watch`` replaces it."""
+
 LEAVING = threading.Lock()
 """Held from then on: the script's end and the time that it has after its last step may meet."""
 
@@ -111,7 +114,7 @@ def _leave(folder: Path, watch: Watch) -> None:
         time.sleep(0.005)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    leave_process(0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.bugs.packages import IMPORTS
 from harness.rank import events
+from harness.rank.events import Patches
 from harness.rank.probe import (
     compiled,
     cuda_calls,
@@ -82,6 +83,7 @@ class Watch:
         self._goes_on = assignment.saves or assignment.goes_on
         self._saved_late = False
         """Whether an asynchronous save has begun."""
+        self._process = os.getpid()
         self._backwards = 0
         self._left: dict[str, Any] = {}
         """The weights after the last step."""
@@ -162,6 +164,8 @@ class Watch:
         self.frozen.install()
         self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)
+        if self.assignment.goes_on:
+            Patches().wrap(os, "_exit", self._leave)
 
     def _meet(self) -> None:
         """Prepare for the model, which is called for the first time."""
@@ -312,6 +316,13 @@ class Watch:
                 timer = threading.Timer(LONGEST_END, self._cut)
                 timer.daemon = True
                 timer.start()
+
+    def _leave(self, leave: Callable[[int], None], /, code: int = 0) -> None:
+        """End the recording, if the script ends its process itself after the last step."""
+        if os.getpid() == self._process and not self.record.is_open():
+            self.end = f"os._exit({code})" if code else ""
+            self.done()
+        leave(code)
 
     def _cut(self) -> None:
         self.end = CUT
