@@ -138,6 +138,15 @@ if change.startswith("leaves"):
     os._exit(3 if change.endswith("3") else 0)
 """
 
+COMPILED = """
+def compiler(graph, inputs):
+    if change:
+        raise RuntimeError(change)
+    return graph
+
+model.compile(backend=compiler)
+"""
+
 NAMED = (
     "betas is (0.9, 0.95); in the reference (0.9, 0.999)",
     "weight_decay is 0.0 for 2 parameters, 0.1 for 2 parameters; in the reference 0.0 for 2",
@@ -273,6 +282,20 @@ def in_other(folder: Path, change: str, source: str = SCRIPT) -> tuple[int, Path
     other.chmod(0o755)
     words = ["--layouts", "accumulation", "--against", str(other), str(script)]
     return probe.main([*words, "--rows", "{rows}", "--accum", "{k}"]), other
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.usefixtures("command")
+def test_a_compiler_that_fails_in_the_other_environment_is_left_out_in_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = SAVES.replace("average =", f"{COMPILED}\naverage =")
+    ended, other = in_other(tmp_path, "no compiler", script)
+    text = capsys.readouterr().out
+    assert ended == 0, text
+    assert f"1 rank, {other}  as the reference" in text
+    assert "with and without torch.compile: the compiler fails on this machine" in text
 
 
 @pytest.mark.launch

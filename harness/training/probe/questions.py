@@ -86,7 +86,9 @@ def probe(
         return runner.start(base).result()
 
     ranks = start()
-    no_compiler = "" if COMPILE in settings.layouts else modes.why_not_compiled(ranks)
+    no_compiler = ""
+    if COMPILE not in settings.layouts:
+        no_compiler = modes.why_not_compiled(ranks) or _why_not_compiled(layouts, other)
     if no_compiler:
         for each in filter(None, (runner, other)):
             each.run_eagerly()
@@ -168,6 +170,14 @@ def probe(
     answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
+
+
+def _why_not_compiled(layouts: Sequence[Layout], other: Runner | None) -> str:
+    """The message of a compiler that fails in the other environment."""
+    if other is None:
+        return ""
+    runs = (other.start(layout).result() for layout in layouts if layout.kind == AGAINST)
+    return next(filter(None, map(modes.why_not_compiled, runs)), "")
 
 
 def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:
