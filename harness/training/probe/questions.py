@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from harness.rank.compare import without_warnings
-from harness.system.text import count
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import plausibility
@@ -47,8 +45,8 @@ from harness.training.probe.notes import (
     remarks,
     without_numbers,
 )
-from harness.training.probe.runner import Run, Runner, Step
-from harness.training.probe.samples import all_alike, rows_again, same_epochs
+from harness.training.probe.one_order import compare_layout, run_as_one
+from harness.training.probe.runner import Run, Runner
 from harness.training.probe.where.locate import locate
 
 ORDER = "order of samples"
@@ -79,23 +77,10 @@ def probe(
     Inconclusive if the reference gives no answer."""
     base = base_layout(settings)
     layouts = compared(settings)
-
-    def start() -> Run:
-        for layout in (base, *rounding(base), *layouts):
-            _runner_of(layout, runner, other).start(layout)
-        return runner.start(base).result()
-
-    ranks = start()
-    no_compiler = ""
-    if COMPILE not in settings.layouts:
-        no_compiler = modes.why_not_compiled(ranks) or _why_not_compiled(layouts, other)
-    if no_compiler:
-        for each in filter(None, (runner, other)):
-            each.run_eagerly()
-        ranks = start()
+    ranks, no_compiler = _started(runner, other, settings, base, layouts)
     reference_run = as_one(ranks, settings.same_rows)
     refuse_unusable(reference_run)
-    perturbed = [_result(runner, settings, each) for each in rounding(base)]
+    perturbed = [run_as_one(runner, settings, each) for each in rounding(base)]
     baseline = Reference.of(reference_run, perturbed)
     undecided = baseline.decided(0) < LEAST_DECIDED
     sloped = not undecided and plausibility.same_gradients(ranks)
@@ -128,24 +113,10 @@ def probe(
         if layout.kind != AGAINST:
             answers.notes += remarks(run)
         if layout.kind:
-            if layout.kind == RANKS_RESUME:
-                comparison = _rank_by_rank(runner, settings, run)
-            elif layout.kind in MODES:
-                against_reference = partial(_against_reference, runner, settings, baseline)
-                comparison = modes.compared(runner, settings, baseline, run, against_reference)
-            elif layout.kind == SEED:
-                usual = runner.start(without_a_stop(settings)).result()
-                comparison = _seeded(
-                    run, without_cleared(usual, baseline.steps, settings.same_rows)
-                )
-            else:
-                comparison = _compared(runner, settings, run, baseline, of_layout)
-                if layout.kind == AGAINST and not run.failure:
-                    answers.other_releases = run.releases
-                    answers.other_imported = run.imported
-                    comparison = _against(runner, settings, comparison, run, baseline, of_layout)
-                    answers.other_notes += _notes_on_other(whole_run, settings, base)
-                _compare_whole(comparison, settings, run, reference_run)
+            comparison = _comparison(runner, settings, run, reference_run, baseline, of_layout)
+            if layout.kind == AGAINST and not run.failure:
+                answers.other_releases, answers.other_imported = run.releases, run.imported
+                answers.other_notes += _notes_on_other(whole_run, settings, base)
             if comparison.as_reference and not (odd_compiler and layout.kind == COMPILE):
                 comparison.no_answer = vain
             if layout.why and comparison.no_answer:
@@ -170,6 +141,56 @@ def probe(
     answers.unseen = not any(baseline.steps[0]["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
+
+
+def _started(
+    runner: Runner,
+    other: Runner | None,
+    settings: Settings,
+    base: Layout,
+    layouts: Sequence[Layout],
+) -> tuple[Run, str]:
+    """Start all layouts; returns the ranks of the reference. If a compiler fails in one of the
+    environments, all is run eagerly, and its message is returned, too."""
+
+    def start() -> Run:
+        for layout in (base, *rounding(base), *layouts):
+            _runner_of(layout, runner, other).start(layout)
+        return runner.start(base).result()
+
+    ranks = start()
+    if COMPILE in settings.layouts:
+        return ranks, ""
+    if why := modes.why_not_compiled(ranks) or _why_not_compiled(layouts, other):
+        for each in filter(None, (runner, other)):
+            each.run_eagerly()
+        ranks = start()
+    return ranks, why
+
+
+def _comparison(
+    runner: Runner,
+    settings: Settings,
+    run: Run,
+    reference_run: Run,
+    baseline: Reference,
+    of_layout: Runner,
+) -> Compared:
+    """Compare a layout in the way of its kind."""
+    kind = run.layout.kind
+    if kind == RANKS_RESUME:
+        return _rank_by_rank(runner, settings, run)
+    if kind in MODES:
+        against_reference = partial(_against_reference, runner, settings, baseline)
+        return modes.compared(runner, settings, baseline, run, against_reference)
+    if kind == SEED:
+        usual = runner.start(without_a_stop(settings)).result()
+        return _seeded(run, without_cleared(usual, baseline.steps, settings.same_rows))
+    comparison = compare_layout(runner, settings, run, baseline, of_layout)
+    if kind == AGAINST and not run.failure:
+        comparison = _against(runner, settings, comparison, run, baseline, of_layout)
+    _compare_whole(comparison, settings, run, reference_run)
+    return comparison
 
 
 def _why_not_compiled(layouts: Sequence[Layout], other: Runner | None) -> str:
@@ -206,7 +227,7 @@ def _against(
         again = without_cleared(
             other.start(shifted_layout).result(), baseline.steps, settings.same_rows
         )
-        comparison = _compared(runner, settings, again, baseline, other)
+        comparison = compare_layout(runner, settings, again, baseline, other)
         comparison.layout = run.layout
     if drawn:
         comparison.notes.append(OTHER_DRAW.format(names=drawn))
@@ -267,7 +288,7 @@ def _against_reference(
     runner: Runner, settings: Settings, baseline: Reference, run: Run
 ) -> Compared:
     without_rehearsal = without_cleared(run, baseline.steps, settings.same_rows)
-    return _compared(runner, settings, without_rehearsal, baseline, runner)
+    return compare_layout(runner, settings, without_rehearsal, baseline, runner)
 
 
 def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
@@ -277,83 +298,11 @@ def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:
     return max(steps, default=last_step)
 
 
-def _result(runner: Runner, settings: Settings, layout: Layout) -> Run:
-    """A run of the reference, as if it had one rank."""
-    return as_one(runner.start(layout).result(), settings.same_rows)
-
-
 def _about(run: Run) -> str:
     step = run.ranks[0][0]
     rows, steps = sum(map(len, step["rows"])), len(run.ranks[0])
     batch = f"{rows} rows" if rows else "rows that probe did not see"
     return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
-
-
-def _compared(
-    runner: Runner, settings: Settings, run: Run, baseline: Reference, of_layout: Runner
-) -> Compared:
-    """Compare a layout; again with every sampler in one order, if only its order differs. Then the
-    reference runs with ``runner``, and the layout with ``of_layout``."""
-    comparison = compare(run, baseline, settings.same_rows)
-    if not comparison.broken or comparison.broken[0].relation != SAMPLES:
-        return comparison
-    if run.layout.resumed:
-        cause = comparison.broken[0]
-        comparison.broken[0] = replace(cause, details=(*cause.details, _resumed(run, baseline)))
-        return comparison
-    if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
-        why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
-        comparison.no_answer, comparison.broken, comparison.step = why, [], None
-        return comparison
-    again = ("" if settings.same_rows else all_alike(run)) or rows_again(run, baseline)
-    if again := again or same_epochs(run, baseline):
-        cause = comparison.broken[0]
-        comparison.broken[0] = replace(cause, details=(again, *cause.details))
-        return comparison
-    ordered = _in_one_order(runner, settings, run.layout, of_layout)
-    if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
-        return _without_an_answer(comparison, run, baseline, ordered)
-    ordered.layout = run.layout
-    ordered.notes.append(
-        f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. "
-        "It was compared again, with every sampler in one order"
-    )
-    return ordered
-
-
-def _resumed(run: Run, baseline: Reference) -> str:
-    """How many rows after a resume were trained before the stop, and how many are skipped."""
-    start = run.layout.first
-    before, after = (
-        {row for step in steps for micro in step["rows"] for row in micro}
-        for steps in (baseline.steps[:start], baseline.steps[start : start + run.steps])
-    )
-    rows = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
-    again = sum(row in before - after for row in rows)
-    never = len(after - set(rows))
-    return (
-        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
-        f"before the stop; {never} that are trained without the stop do not come"
-    )
-
-
-NO_K = (
-    "each step came after {own}, as in the reference, and the command has no {{k}}: give it the "
-    "script's number of micro-batches, or use --layouts ranks"
-)
-
-
-def _micro_batches_of_its_own(
-    runner: Runner, settings: Settings, run: Run, baseline: Reference
-) -> int:
-    """The script's own number of micro-batches per step, if the command does not set one and the
-    reference has the same number; otherwise 0."""
-    if run.layout.k == 1 or runner.target.names_micro_batches:
-        return 0
-    together = 1 if settings.same_rows else settings.reference_ranks
-    counts = {len(step["rows"]) for steps in run.ranks for step in steps}
-    in_reference = {len(step["rows"]) // together for step in baseline.steps}
-    return counts.pop() if len(counts) == 1 and counts == in_reference else 0
 
 
 def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference_run: Run) -> None:
@@ -417,87 +366,3 @@ def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
         for one in comparison.broken
     ]
     return comparison
-
-
-FEW = (
-    "with every sampler in one order, {few} of {all} rows of step {step} are other ones: a row "
-    "seems to depend on the others in its micro-batch, as where the longest one is cut. Nothing "
-    "can be compared: make each row independent of the others"
-)
-
-
-OTHER_ROWS = (
-    "also with every sampler in one order, the model is given other rows than in the first "
-    "environment: other tokens, another template or cut, or changes at random (masks, noise, "
-    "crops). Nothing can be compared"
-)
-
-
-def _few(ordered: Compared | None) -> str:
-    """The reason for no answer if most rows are the reference's once all samplers draw in one
-    order; empty if not."""
-    if ordered is None or ordered.moment is None or not _begins_with_samples(ordered.broken):
-        return ""
-    expected = Counter(_rows_of(ordered.moment.expected))
-    missing = expected - Counter(row for one in ordered.moment.ranks for row in _rows_of(one))
-    few, all_ = missing.total(), expected.total()
-    return FEW.format(few=few, all=all_, step=ordered.step) if 2 * few < all_ else ""
-
-
-def _rows_of(step: Step) -> list[str]:
-    return [row for micro in step["rows"] for row in micro]
-
-
-def _without_an_answer(
-    comparison: Compared, run: Run, baseline: Reference, ordered: Compared | None
-) -> Compared:
-    """Report no answer, and no fault, if the layout has as many rows as the reference, none of them
-    twice: the script shuffles by itself, or draws at random."""
-    for number, step in enumerate(baseline.steps[: run.steps]):
-        row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
-        if row_count != sum(map(len, step["rows"])):
-            return comparison
-    why = _few(ordered) or (OTHER_ROWS if comparison.layout.kind == AGAINST else "")
-    if why:
-        comparison.no_answer, comparison.broken, comparison.step = why, [], None
-        return comparison
-    comparison.no_answer = (
-        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
-        "also with every sampler in one order. None comes twice, but nothing can be compared"
-    )
-    if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
-        comparison.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
-    elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
-        comparison.no_answer += ": does an evaluation draw rows from the same generator?"
-    else:
-        comparison.no_answer += ": switch that off, or make it depend on the row"
-    comparison.broken, comparison.step = [], None
-    return comparison
-
-
-def _begins_with_samples(broken: list[Broken]) -> bool:
-    return bool(broken) and broken[0].relation == SAMPLES
-
-
-def _in_one_order(
-    runner: Runner, settings: Settings, layout: Layout, of_layout: Runner
-) -> Compared | None:
-    """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
-    base = _ordered(reference(settings))
-    layouts = [base, *rounding(base)]
-    for ordered_layout in layouts:
-        runner.start(ordered_layout)
-    run_of_layout = of_layout.start(_ordered(layout))
-    reference_run, *perturbed = (
-        _result(runner, settings, ordered_layout) for ordered_layout in layouts
-    )
-    baseline = Reference.of(reference_run, perturbed)
-    run = without_cleared(run_of_layout.result(), baseline.steps if reference_run.ranks else ())
-    if reference_run.failure:
-        return None
-    return compare(run, baseline, settings.same_rows)
-
-
-def _ordered(layout: Layout) -> Layout:
-    name = f"{layout.name}, in one order"
-    return replace(layout, name=name, one_order=True, goes_on=False)

@@ -1,0 +1,171 @@
+"""Compares a layout with the reference; again with every sampler in one order, if only the order of
+its rows differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from harness.system.text import count
+from harness.training.probe.compare.comparison import Compared, compare
+from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.reference import Reference, as_one, without_cleared
+from harness.training.probe.layouts import AGAINST, SAMPLES, Layout, Settings, reference, rounding
+from harness.training.probe.runner import Run, Runner, Step
+from harness.training.probe.samples import all_alike, rows_again, same_epochs
+
+
+def run_as_one(runner: Runner, settings: Settings, layout: Layout) -> Run:
+    """A run of the reference, as if it had one rank."""
+    return as_one(runner.start(layout).result(), settings.same_rows)
+
+
+def compare_layout(
+    runner: Runner, settings: Settings, run: Run, baseline: Reference, of_layout: Runner
+) -> Compared:
+    """Compare a layout; again with every sampler in one order, if only its order differs. Then the
+    reference runs with ``runner``, and the layout with ``of_layout``."""
+    comparison = compare(run, baseline, settings.same_rows)
+    if not comparison.broken or comparison.broken[0].relation != SAMPLES:
+        return comparison
+    if run.layout.resumed:
+        cause = comparison.broken[0]
+        comparison.broken[0] = replace(cause, details=(*cause.details, _resumed(run, baseline)))
+        return comparison
+    if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
+        why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
+        comparison.no_answer, comparison.broken, comparison.step = why, [], None
+        return comparison
+    again = ("" if settings.same_rows else all_alike(run)) or rows_again(run, baseline)
+    if again := again or same_epochs(run, baseline):
+        cause = comparison.broken[0]
+        comparison.broken[0] = replace(cause, details=(again, *cause.details))
+        return comparison
+    ordered = _in_one_order(runner, settings, run.layout, of_layout)
+    if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
+        return _without_an_answer(comparison, run, baseline, ordered)
+    ordered.layout = run.layout
+    ordered.notes.append(
+        f"draws another order than the reference ({comparison.broken[0].text}); none comes twice. "
+        "It was compared again, with every sampler in one order"
+    )
+    return ordered
+
+
+def _resumed(run: Run, baseline: Reference) -> str:
+    """How many rows after a resume were trained before the stop, and how many are skipped."""
+    start = run.layout.first
+    before, after = (
+        {row for step in steps for micro in step["rows"] for row in micro}
+        for steps in (baseline.steps[:start], baseline.steps[start : start + run.steps])
+    )
+    rows = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
+    again = sum(row in before - after for row in rows)
+    never = len(after - set(rows))
+    return (
+        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
+        f"before the stop; {never} that are trained without the stop do not come"
+    )
+
+
+NO_K = (
+    "each step came after {own}, as in the reference, and the command has no {{k}}: give it the "
+    "script's number of micro-batches, or use --layouts ranks"
+)
+
+
+def _micro_batches_of_its_own(
+    runner: Runner, settings: Settings, run: Run, baseline: Reference
+) -> int:
+    """The script's own number of micro-batches per step, if the command does not set one and the
+    reference has the same number; otherwise 0."""
+    if run.layout.k == 1 or runner.target.names_micro_batches:
+        return 0
+    together = 1 if settings.same_rows else settings.reference_ranks
+    counts = {len(step["rows"]) for steps in run.ranks for step in steps}
+    in_reference = {len(step["rows"]) // together for step in baseline.steps}
+    return counts.pop() if len(counts) == 1 and counts == in_reference else 0
+
+
+FEW = (
+    "with every sampler in one order, {few} of {all} rows of step {step} are other ones: a row "
+    "seems to depend on the others in its micro-batch, as where the longest one is cut. Nothing "
+    "can be compared: make each row independent of the others"
+)
+
+
+OTHER_ROWS = (
+    "also with every sampler in one order, the model is given other rows than in the first "
+    "environment: other tokens, another template or cut, or changes at random (masks, noise, "
+    "crops). Nothing can be compared"
+)
+
+
+def _few(ordered: Compared | None) -> str:
+    """The reason for no answer if most rows are the reference's once all samplers draw in one
+    order; empty if not."""
+    if ordered is None or ordered.moment is None or not _begins_with_samples(ordered.broken):
+        return ""
+    expected = Counter(_rows_of(ordered.moment.expected))
+    missing = expected - Counter(row for one in ordered.moment.ranks for row in _rows_of(one))
+    few, all_ = missing.total(), expected.total()
+    return FEW.format(few=few, all=all_, step=ordered.step) if 2 * few < all_ else ""
+
+
+def _rows_of(step: Step) -> list[str]:
+    return [row for micro in step["rows"] for row in micro]
+
+
+def _without_an_answer(
+    comparison: Compared, run: Run, baseline: Reference, ordered: Compared | None
+) -> Compared:
+    """Report no answer, and no fault, if the layout has as many rows as the reference, none of them
+    twice: the script shuffles by itself, or draws at random."""
+    for number, step in enumerate(baseline.steps[: run.steps]):
+        row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
+        if row_count != sum(map(len, step["rows"])):
+            return comparison
+    why = _few(ordered) or (OTHER_ROWS if comparison.layout.kind == AGAINST else "")
+    if why:
+        comparison.no_answer, comparison.broken, comparison.step = why, [], None
+        return comparison
+    comparison.no_answer = (
+        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
+        "also with every sampler in one order. None comes twice, but nothing can be compared"
+    )
+    if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
+        comparison.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+    elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
+        comparison.no_answer += ": does an evaluation draw rows from the same generator?"
+    else:
+        comparison.no_answer += ": switch that off, or make it depend on the row"
+    comparison.broken, comparison.step = [], None
+    return comparison
+
+
+def _begins_with_samples(broken: list[Broken]) -> bool:
+    return bool(broken) and broken[0].relation == SAMPLES
+
+
+def _in_one_order(
+    runner: Runner, settings: Settings, layout: Layout, of_layout: Runner
+) -> Compared | None:
+    """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
+    base = _ordered(reference(settings))
+    layouts = [base, *rounding(base)]
+    for ordered_layout in layouts:
+        runner.start(ordered_layout)
+    run_of_layout = of_layout.start(_ordered(layout))
+    reference_run, *perturbed = (
+        run_as_one(runner, settings, ordered_layout) for ordered_layout in layouts
+    )
+    baseline = Reference.of(reference_run, perturbed)
+    run = without_cleared(run_of_layout.result(), baseline.steps if reference_run.ranks else ())
+    if reference_run.failure:
+        return None
+    return compare(run, baseline, settings.same_rows)
+
+
+def _ordered(layout: Layout) -> Layout:
+    name = f"{layout.name}, in one order"
+    return replace(layout, name=name, one_order=True, goes_on=False)
