@@ -42,7 +42,7 @@ SCENARIO = api.Scenario(
     pins={"torchtitan": "0.2.2"},
     harm="ruins training",
     visibility="silent",
-    settings={"pipeline_parallel": api.above(1)},
+    settings={"ranks": api.above(1), "code": api.by_code("pipeline_parallel_degree is above 1")},
     seen={"torchtitan.train.Trainer": {"parallel_dims.pp": api.above(1)}},
     files=("torchtitan/train.py",),
     releases="torchtitan>=0.2,<0.3",  # the pipelines of 0.3.0 need a newer torch than 2.13

@@ -54,8 +54,8 @@ SCENARIO = api.Scenario(
     harm="ruins training",
     visibility="silent",
     settings={
-        "tensor_parallel": api.above(1),
-        "code": api.by_code("the model is a mixture of experts"),
+        "ranks": api.above(1),
+        "code": api.by_code("a mixture of experts is split by tensor parallelism"),
     },
     seen={"torchtitan.models.moe.moe.MoE": api.NEEDED},
     files=("torchtitan/distributed/__init__.py",),
