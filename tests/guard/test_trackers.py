@@ -29,7 +29,7 @@ PACKAGES = {
 }
 TEXT = (
     "step 1, rank 0: accumulation: the step counts the loss 2 times instead of once: as often as "
-    "there are micro-batches (2 micro-batches, 1 ranks)"
+    "there are micro-batches (2 micro-batches, 1 rank)"
 )
 
 

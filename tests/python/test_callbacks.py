@@ -22,7 +22,7 @@ from tests.overlays import lent_packages
 NUMBERS = {"guard/alarms": 1.0, "guard/cost_percent": 0.5, "guard/check_ms": 9.0}
 TEXT = (
     "step 1, rank 0: accumulation: the step counts the loss 2 times instead of once: as often as "
-    "there are micro-batches (2 micro-batches, 1 ranks)"
+    "there are micro-batches (2 micro-batches, 1 rank)"
 )
 
 

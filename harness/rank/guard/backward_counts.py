@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .posts import LocalAlarm
+from .sentences import number_of
 
 MANY = 4
 """Steps one after the other with fewer backwards, after which that is told."""
@@ -47,5 +48,6 @@ class BackwardCounts:
         self._short_steps = self._short_steps + 1 if is_short else 0
         if self._short_steps != MANY:
             return None
-        text = f"a step has {self.last} micro-batches now, and had {self.first} at first"
+        last = number_of(self.last, "micro-batch", "es")
+        text = f"a step has {last} now, and had {self.first} at first"
         return LocalAlarm("accumulation", "fewer", text, float(self.last))

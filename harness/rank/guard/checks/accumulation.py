@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..sentences import number_of
 from . import together
 from .views import Alarm, Memory, View
 
@@ -114,7 +115,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if factor == ranks and not losses.whole and any(view.post.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
-            text = f"{sentence}: {IN_WORDS[name]} ({micro} micro-batches, {ranks} ranks)"
+            of = f"{number_of(micro, 'micro-batch', 'es')}, {number_of(ranks, 'rank')}"
+            text = f"{sentence}: {IN_WORDS[name]} ({of})"
             yield Alarm("accumulation", "weight", text, who, total, factors=names)
             return
     if losses.whole:
