@@ -213,7 +213,7 @@ def _unnamed(places: Sequence[str]) -> list[str]:
 def _opened(name: str) -> tuple[PackageFile, str]:
     """The file, or the file to read in the folder, with this name; and a note for the user."""
     if not name:
-        raise UserError("-r names no file: write -r FILE, or -r . for this folder")
+        raise UserError("-r names no file: name one, or . for this folder")
     try:
         content, note = project_files.opened(name)
     except OSError as error:  # the name is too long, or a folder may not be read

@@ -79,7 +79,7 @@ from harness.training.probe.prober import leased_gpus
 from harness.training.probe.questions import probe
 from harness.training.probe.runner import Runner, room
 from harness.training.probe.signatures import known_bugs
-from harness.training.probe.target import Target, names, step_target, target
+from harness.training.probe.target import Target, misspelt, names, step_target, target
 
 OURS_ALONE = (
     "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
     chosen = _target(options)
     refuse_overwriting((options.json, options.junitxml, options.html), (chosen.file,))
     _refuse_blind(chosen, settings)
-    for hint in _misplaced(chosen):
+    for hint in (*misspelt(_words(chosen, settings)), *_misplaced(chosen)):
         warn(hint)
     _refuse_without_gpus(settings, options)
     refuse_without_torch("probe", *NEEDED[1:])
@@ -380,15 +380,12 @@ def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> Non
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
-    words = [
-        *chosen.arguments,
-        *chosen.constants.values(),
-        settings.save or "",
-        settings.resume or "",
-    ]
+    words = _words(chosen, settings)
     placeholders = names(words)
     only_relations = settings.relations and not settings.layouts
     if not (only_relations or placeholders & {"rows", "total"} or settings.same_rows):
+        if hints := misspelt(words):
+            raise UserError(hints[0])
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
@@ -396,6 +393,12 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
             "or {total} if it is that of all ranks and micro-batches"
             + "".join(f". {hint}" for hint in _misplaced(chosen))
         )
+
+
+def _words(chosen: Target, settings: Settings) -> list[str]:
+    """The words that may have placeholders."""
+    others = (settings.save or "", settings.resume or "")
+    return [*chosen.arguments, *chosen.constants.values(), *others]
 
 
 def _misplaced(chosen: Target, complaint: str | None = None) -> list[str]:

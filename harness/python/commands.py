@@ -102,6 +102,8 @@ def probe(*words: PathLike) -> ProbeResult:
 def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
     """The JSON of a probe; raises Error if there is none."""
     texts = [_text("probe", word) for word in words]
+    if len(texts) == 1 and len(parts := texts[0].split()) > 1 and not os.path.isfile(texts[0]):
+        raise Error(f"write each word by itself: probe({', '.join(map(repr, parts))})")
     for text in takewhile(lambda text: not os.path.isfile(text), texts):  # before the script
         if text.partition("=")[0] == "--json":
             raise Error(NO_JSON)

@@ -40,6 +40,8 @@ def test_every_constant_of_that_name_is_set_and_nothing_else() -> None:
 def test_a_name_without_a_constant_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UserError, match="no constant of this name; it has batch_size, device, lr"):
         run({"rows": 4})
+    with pytest.raises(UserError, match=r"--set rows: .* it has batch_size, device, lr"):
+        run({"lr": 1, "rows": 4})  # also the one that was set
 
 
 @pytest.mark.parametrize(

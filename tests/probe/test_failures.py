@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+import traceback
 from pathlib import Path
 
-from harness.training.probe.runner import where_failed
+import pytest
+
+from harness.rank.exits import Exit
+from harness.rank.probe import launcher
+from harness.training.probe.runner import where_failed, why_failed
 
 STACK = """Stack (most recent call first):
   File "/lib/python3.11/selectors.py", line 415 in select
@@ -22,3 +28,41 @@ def test_the_innermost_line_of_the_users_own_files_is_named(tmp_path: Path) -> N
     assert where_failed(tmp_path, None) == "rank 1 was in select (selectors.py, line 415)"
     stack.write_text('  File "/x/torch/utils/cpp_extension.py", line 9 in load\n')
     assert "it was building a C++ extension" in where_failed(tmp_path, tmp_path / "train.py")
+
+
+def test_a_script_that_asks_on_standard_input_is_told_that_it_has_none(tmp_path: Path) -> None:
+    failure = {"rank": 0, "message": "EOFError: EOF when reading a line"}
+    why = why_failed(Exit(1, 1.0, failure=failure), 9, tmp_path, None)
+    assert why.startswith("rank 0: EOFError: EOF when reading a line; a script has no standard ")
+    failure = {"rank": 0, "message": "KeyError: 'EOF'"}
+    assert "standard" not in why_failed(Exit(1, 1.0, failure=failure), 9, tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("def main():\n    {}['a']\nmain()\n", "in <module>", "KeyError: 'a'"),
+        ("def main(:\n", ", line 1", "SyntaxError: "),
+        ("import argparse\nargparse.nothing\n", "in <module>", "AttributeError: "),
+    ],
+)
+def test_a_traceback_begins_with_the_scripts_own_line(
+    tmp_path: Path, text: str, first: str, last: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        runpy.run_path(str(script), run_name="__main__")
+    error = caught.value.with_traceback(caught.tb.tb_next)  # without this test's own frame
+    lines = traceback.format_exception(type(error), error, launcher.of_script(error))
+    frames = [line for line in lines if line.startswith("  File")]
+    assert f'File "{script}"' in frames[0]
+    assert first in frames[0]
+    assert lines[-1].startswith(last)
+
+
+def test_an_error_of_our_own_keeps_its_traceback() -> None:
+    with pytest.raises(IndexError) as caught:
+        launcher.main([])
+    error = caught.value.with_traceback(caught.tb.tb_next)
+    assert launcher.of_script(error) is error.__traceback__

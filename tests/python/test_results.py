@@ -224,6 +224,15 @@ def test_everything_that_the_package_names_is_there_without_other_packages() -> 
     subprocess.run([sys.executable, "-c", FORBID + code], cwd=ROOT, check=True)
 
 
+def test_a_command_line_in_one_text_is_refused_with_its_words() -> None:
+    with pytest.raises(distributed_bugs.Error) as raised:
+        distributed_bugs.probe("train.py --batch-size {rows}")
+    message = "write each word by itself: probe('train.py', '--batch-size', '{rows}')"
+    assert (str(raised.value), raised.value.exit_code) == (message, 2)
+    with pytest.raises(distributed_bugs.Error, match=r"names no file: name one, or \. for this"):
+        distributed_bugs.check("")
+
+
 @pytest.mark.parametrize("words", [("--json", "x"), ("--json=x",), (3,)])
 def test_words_that_a_result_replaces_are_refused(words: Any) -> None:
     with pytest.raises(distributed_bugs.Error):

@@ -83,7 +83,7 @@ def changed(source: str, file: str, values: Mapping[str, Any]) -> ast.Module:
     tree: ast.Module = setting.visit(ast.parse(source, file))
     for name in values:
         if name not in setting.places:
-            names = ", ".join(sorted(setting.others)) or "none"
+            names = ", ".join(sorted({*setting.others, *setting.places})) or "none"
             raise UserError(f"--set {name}: {file} has no constant of this name; it has {names}")
     return ast.fix_missing_locations(tree)
 

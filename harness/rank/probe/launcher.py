@@ -10,10 +10,12 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 from harness.rank import supervisor
 from harness.rank.forks import Child, Children
@@ -22,6 +24,8 @@ from harness.rank.probe.exchange import Assignment
 from harness.system.ports import number, reserve_port
 
 RANK = Path(__file__).with_name("script.py")
+STARTERS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")
+"""What the names of the files begin with that start a script."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -72,4 +76,16 @@ def _run_rank(folder: Path, logs: Path, rank: int, world: int, port: int) -> Non
     except BaseException as error:
         message = f"{type(error).__name__}: {error}"
         (logs / "error.json").write_text(json.dumps({"message": {"message": message}}))
-        raise
+        if not isinstance(error, Exception):
+            raise
+        traceback.print_exception(type(error), error, of_script(error))
+        raise SystemExit(1) from None
+
+
+def of_script(error: BaseException) -> TracebackType | None:
+    """The traceback from the script's first frame on; all of it if the error is ours alone."""
+    frame = error.__traceback__
+    while frame and frame.tb_frame.f_code.co_filename.startswith(STARTERS):
+        frame = frame.tb_next
+    is_of_script = frame or isinstance(error, SyntaxError)  # which names its own line
+    return frame if is_of_script else error.__traceback__

@@ -47,6 +47,7 @@ have more."""
 END_OF_LOG, LONGEST_LINE = 20_000, 500
 """Bytes of a log that are read, and characters of a line that are shown."""
 
+NO_INPUT = "; a script has no standard input under probe: let an argument replace the question"
 NO_STEP = "took no step of an optimizer of torch"
 NONE_MADE = (
     ", and made none in {} backwards. probe sees no weights that a script changes by itself: let "
@@ -463,7 +464,9 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
         text = f"did not end within {timeout:.0f} s, and was ended"
         return "; ".join(filter(None, (text, where_failed(folder, script))))
     if ended.failure:
-        return f"rank {ended.failure['rank']}: {one_line(str(ended.failure['message']))}"
+        message = one_line(str(ended.failure["message"]))
+        hint = NO_INPUT if message.startswith("EOFError: EOF when reading a line") else ""
+        return f"rank {ended.failure['rank']}: {message}{hint}"
     why = f": {ended.reason}" if ended.reason else ""
     return f"ended with exit code {ended.code}{why}" if ended.code else ""
 
