@@ -134,7 +134,7 @@ def probe(*words: str | os.PathLike[str]) -> ProbeResult:
 def guard(
     budget: float = 1.0,
     every: int = 0,
-    checks: tuple[str, ...] = (),
+    checks: str | Sequence[str] = (),
     on_alarm: str = "warn",
     out: str = "",
     quiet: bool = False,
@@ -142,7 +142,8 @@ def guard(
     """Watch what this process trains from now on, as the command ``guard`` does.
 
     Call it on every rank, before the first step. Under the command, its options hold. The
-    arguments are the same options; ``out`` is a folder, which is made if it does not exist.
+    arguments are the same options: ``checks`` are names, or one text with commas between them, and
+    ``out`` is a folder, which is made if it does not exist.
     Raises ValueError for an option or a value that it does not know.
     """
     import os
@@ -157,7 +158,9 @@ def guard(
         start()
         return
     out = out and os.path.abspath(out)
-    requested = settings.Settings(budget, every, list(checks), on_alarm, out, quiet)
+    words = checks.split(",") if isinstance(checks, str) else checks
+    names = [word.strip() for word in words if word.strip()]
+    requested = settings.Settings(budget, every, names, on_alarm, out, quiet)
     requested.refuse_mistakes()
     if out:
         os.makedirs(out, exist_ok=True)

@@ -26,7 +26,7 @@ model = torch.nn.Linear(8, 4)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 from harness.console_script import guard
 
-guard()
+guard(checks="replicas, accumulation")
 for step in range(8):
     for _ in range(3):
         cross_entropy(model(torch.randn(4, 8)), torch.randint(0, 4, (4,))).backward()

@@ -60,7 +60,7 @@ def test_callback_of_lightning_starts_guard_in_the_process_that_fits(started: li
     ("options", "message"),
     [
         ({"checks": ("replica",)}, "no check 'replica'. Choices: replicas, "),
-        ({"checks": "replicas"}, "no check 'r'. Choices: "),
+        ({"checks": "replicas, gradient"}, "no check 'gradient'. Choices: "),
         ({"on_alarm": "stopp"}, "no action 'stopp'. Choices: warn, stop, signal:..., command:..."),
         ({"on_alarm": "signal:"}, "no action 'signal:'"),
         ({"on_alarm": "signal:FOO"}, "no signal 'FOO'. Choices: ABRT, "),
