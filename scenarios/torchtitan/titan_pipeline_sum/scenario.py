@@ -84,9 +84,11 @@ oracle = Stage()
 
 def run(ctx: api.Context) -> None:
     """Train torchtitan's small LLaMA with its Trainer; the whole model in one process is right."""
-    from scenarios.torchtitan.titan_pipeline_sum import training
+    from scenarios.torchtitan import _trainer
 
-    training.train(ctx)
+    p = ctx.params
+    labels = [[p.length] * p.rows]
+    _trainer.train(ctx, p.length, labels, "sum", ctx.world_size if p.pipeline else 1)
 
 
 def exercised(records: api.Records) -> api.Exercise:
