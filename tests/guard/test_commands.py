@@ -177,6 +177,55 @@ def test_the_first_step_is_seen_if_the_line_comes_after_the_optimizer(
     assert "the first step" not in process.stderr
 
 
+TWO_OPTIMIZERS = """\
+import gc, sys, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+gc.disable()
+try:
+    torch.optim.SGD(torch.nn.Linear(1, 1).weight, 0.1)  # its constructor fails
+except TypeError as error:
+    kept = error
+models, rows = [torch.nn.Linear(4, 2) for _ in range(3)], torch.randn(8, 4) + dist.get_rank()
+optimizers = [torch.optim.SGD(models[0].parameters(), 0.1)]
+if dist.get_rank():
+    gc.collect(1)  # the collector then lists it behind the next one, on this rank alone
+optimizers += [torch.optim.SGD(model.parameters(), 0.1) for model in models[1:]]
+from harness.console_script import guard
+
+guard()
+for step in range(8):
+    for model, optimizer in zip(models[:2], optimizers):  # the third one is not trained
+        torch.nn.functional.cross_entropy(model(rows), torch.zeros(8, dtype=torch.long)).backward()
+        for parameter in model.parameters():
+            if step or model is models[0] or sys.argv[1] == "right":
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["right", "the first step of one averages nothing"])
+def test_optimizers_that_were_made_before_the_line_are_the_same_on_all_ranks(
+    sandbox: Sandbox, kind: str
+) -> None:
+    (sandbox.cwd / "two.py").write_text(TWO_OPTIMIZERS)
+    process = subprocess.run(
+        [*TWO, "two.py", kind],
+        cwd=sandbox.cwd,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "guard: watches torch " in process.stderr
+    assert "2 ranks" in process.stderr
+    assert "no two ranks have copies" not in process.stderr
+    assert ("guard: ALARM: " in process.stderr) == (kind != "right"), process.stderr
+
+
 @pytest.mark.launch
 def test_a_known_bug_that_the_run_sets_off_is_named_after_one_step(
     sandbox: Sandbox, tmp_path: Path

@@ -22,7 +22,7 @@ from .sentences import known_bug, watched_run
 from .settings import CHECKS, Settings
 from .summary import Clock, blind, content, line, merged, not_seen, percent, too_often, uncounted
 from .trackers import News, Trackers
-from .training import Training
+from .training import UNNUMBERED, Training
 
 MOST_OPTIMIZERS = 8
 """Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
@@ -87,7 +87,7 @@ class Account:
     def _last_posts(self) -> Iterator[list[Post]]:
         """Send what rank 0 does not know yet; yields that of a rank that has all of a training."""
         rank = self.mailbox.rank
-        for training in self.trainings:
+        for training in (one for one in self.trainings if one.number != UNNUMBERED):
             if training.is_complete and not rank and training.states:
                 yield [training.last_post(rank)]
             elif not training.is_complete and (rank or training.states):

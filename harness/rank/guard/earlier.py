@@ -29,7 +29,9 @@ class Earlier:
         self.schedules: list[Any] = live.get(SCHEDULE, [])
         self.scalers = _different(one for name in SCALERS for one in live.get(name, ()))
         optimizers = list(filter(is_constructed, live[OPTIMIZER]))
-        fresh = [one for one in optimizers if not one.state]
+        # One whose constructor failed has no groups, or no state.
+        made = (one for one in optimizers if vars(one).get("param_groups"))
+        fresh = [one for one in made if not vars(one).get("state", True)]
         ids = [id(p) for one in fresh for group in one.param_groups for p in group["params"]]
         is_clear = len(fresh) <= FEW and len(set(ids)) == len(ids) and len(self.scalers) <= 1
         self.fresh = fresh if is_clear else []

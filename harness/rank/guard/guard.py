@@ -68,7 +68,7 @@ from .schedules import Schedules
 from .settings import Settings, report_in
 from .torch_shards import inner_optimizer
 from .trainer_epochs import missing_epochs
-from .training import Training, training_of
+from .training import UNNUMBERED, Training, training_of
 
 FIRST = 1000
 """The priority of what a worker of multiprocessing does first at its end."""
@@ -153,10 +153,9 @@ class Guard:
         self._strangers = earlier.waiting
         for schedule in earlier.schedules:
             self.schedules.new(schedule)
-        for optimizer in earlier.fresh:
-            self._add(NewOptimizer(optimizer))
-            for scaler in earlier.scalers:
-                self._note_scaler(NewScaler(scaler))
+        self.trainings += [Training(one, UNNUMBERED) for one in earlier.fresh]
+        for scaler in earlier.scalers if earlier.fresh else ():
+            self._note_scaler(NewScaler(scaler))
         on = events.instrument.on
         on(Step, after=self.fence.guarded(self._meet), when=lambda: bool(self._strangers))
         on(
@@ -164,6 +163,14 @@ class Guard:
             before=self.fence.guarded(self._meet_scaler),
             when=lambda: bool(self._strangers),
         )
+
+    def _give_number(self, training: Training) -> None:
+        """Number an optimizer that was made before ``guard()``: by their first steps, as these are
+        in one order on all ranks."""
+        if training.number == UNNUMBERED:
+            training.number = self.account.optimizers
+            self.account.optimizers += 1
+            self.trainings.sort(key=lambda one: (one.number == UNNUMBERED, one.number))
 
     def _meet(self, event: Step) -> None:
         if event.owner in self._strangers:
@@ -358,6 +365,7 @@ class Guard:
         return value
 
     def _skip(self, training: Training, scaler: Any) -> None:
+        self._give_number(training)
         training.skipped(self.backwards)
         roots = self.losses.roots() if training.skips.are_many else None
         self._begin_step(training)
@@ -397,6 +405,7 @@ class Guard:
             return
         if not training.steps and makes_state():
             return
+        self._give_number(training)
         if not training.steps and not training.inner_steps:
             report_in("training")
             if not any(one.steps for one in self.trainings) and not rank():
@@ -473,7 +482,8 @@ class Guard:
         self.rows.alarms, self.schedules.alarms = [], []
         if post.check == 1 and post.optimizer == 0 and not rank():
             started = time.perf_counter()
-            first, known = self.trainings[0], self.settings.known
+            known = self.settings.known
+            first = next(one for one in self.trainings if one.number == post.optimizer)
             post.facts = facts_of(
                 post, micro_batches, self._scaler, known, is_resumed=first.is_resumed
             )

@@ -48,6 +48,10 @@ MOST_NAPS = 3
 Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]
 
 
+UNNUMBERED = -1
+"""The number of an optimizer whose first step will number it."""
+
+
 class Training:
     """One optimizer, and its steps."""
 
