@@ -158,7 +158,7 @@ def guard(
         start()
         return
     out = out and os.path.abspath(out)
-    words = checks.split(",") if isinstance(checks, str) else checks
+    words = checks.split(",") if isinstance(checks, str) else map(str, checks or ())
     names = [word.strip() for word in words if word.strip()]
     requested = settings.Settings(budget, every, names, on_alarm, out, quiet)
     requested.refuse_mistakes()

@@ -19,7 +19,6 @@ LONGEST_TITLE = 110
 """Characters of a title."""
 LONGEST_SCRIPT = 40
 """Lines of a script for maintainers."""
-"""What ``new`` writes into each text that somebody has to write."""
 
 
 class Missing(Exception):

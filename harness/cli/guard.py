@@ -12,7 +12,8 @@ The same from within a script, without the known bugs: import distributed_bugs;
 distributed_bugs.guard()
 
 exit codes: the command's own; 1 if that is 0 and --fail or --on-alarm stop asks for it; 2 a mistake
-in the command. docs/guard.md explains the alarms.
+in the command; 3 if it is 0, --fail was given, and no training was seen. docs/guard.md explains the
+alarms.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def main(arguments: list[str]) -> int:
         is_watched = (folder / injection.TRAINING).exists()
         if is_watched and ending.code:
             findings.note_code(ending.code)
-            print_errors(f"guard: the command ended with code {ending.code}")
+            if not (options.quiet or ending.signal):
+                print_errors(f"guard: the command ended with code {ending.code}")
         if not is_watched and not ending.signal:
             _say_what_was_not_reached(folder, ending.code)
         is_asked = options.on_alarm == STOP or options.fail
@@ -210,7 +212,8 @@ class Findings:
         another rank failed."""
         if _version(self._summary) in (None, self._before[1]):
             return
-        with suppress(OSError, ValueError):  # the folder is gone or full, or somebody damaged it
+        # The folder may be gone or full, and somebody may have damaged the file.
+        with suppress(OSError, ValueError, TypeError):
             summary = json.loads(self._summary.read_text(encoding="utf-8"))
             write_whole(self._summary, json.dumps({**summary, "exit_code": code}))
 

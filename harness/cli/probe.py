@@ -384,14 +384,12 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
     placeholders = names(words)
     only_relations = settings.relations and not settings.layouts
     if not (only_relations or placeholders & {"rows", "total"} or settings.same_rows):
-        if hints := misspelt(words):
-            raise UserError(hints[0])
         raise UserError(
             "the script must be given {rows}, the size of a micro-batch on one rank: for example "
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
             "if it has no argument for that. If its batch size is that of all ranks: {rows*ranks}, "
             "or {total} if it is that of all ranks and micro-batches"
-            + "".join(f". {hint}" for hint in _misplaced(chosen))
+            + "".join(f". {hint}" for hint in (*misspelt(words), *_misplaced(chosen)))
         )
 
 

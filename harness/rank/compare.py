@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from harness.detectors.arithmetic import Projection, projection
@@ -97,14 +97,15 @@ def distances(tensors: Named, reference: Named) -> dict[str, float]:
 
 def spread(perturbed: Sequence[Named], reference: Named) -> dict[str, float]:
     """By name, how far rounding alone moves a tensor. A perturbed one that is not finite does not
-    count: an overflow is no rounding."""
+    count, as an overflow is no rounding; if none is finite, it may be any distance."""
     whole = LEAST_OF_ALL * norm(reference)
     moves = [distances(each, reference) for each in perturbed]
-    finite = {name: [far[name] for far in moves if isfinite(far[name])] for name in reference}
-    return {
-        name: max([*finite[name], LEAST * length(tensor), whole])
-        for name, tensor in reference.items()
-    }
+    spreads = {}
+    for name, tensor in reference.items():
+        finite = [far[name] for far in moves if isfinite(far[name])]
+        unknown = [inf] if moves and not finite else []
+        spreads[name] = max([*finite, *unknown, LEAST * length(tensor), whole])
+    return spreads
 
 
 def astray(tensors: Named, reference: Named, rounding: Spread) -> dict[str, float]:

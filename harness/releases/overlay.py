@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from harness.bugs import pins
@@ -129,7 +129,8 @@ def _read_code(function: Any, found: dict[Any, list[str]]) -> None:
     texts = (value for value in values if isinstance(value, str))
     found[function] = [inspect.getsource(function), *texts]
     package = function.__module__.partition(".")[0]
-    for value in values:
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    for value in [*values, *(getattr(module, name, None) for module in modules for name in names)]:
         is_new = isinstance(value, FunctionType) and value not in found
         if is_new and value.__module__.partition(".")[0] == package:
             _read_code(value, found)

@@ -99,12 +99,28 @@ def _copy(shared: Path, disk: Path, name: str) -> None:
     """Copy an overlay to the disk, unless it is there; remove copies that were not used lately."""
     target = disk / "overlays" / name
     with writing(disk, "TMPDIR"):
-        while not target.is_dir():  # polls as overlay.build does: users hold the lock shared
+        while not _is_used_now(target):  # polls as overlay.build does: users hold the lock shared
             with locked(overlay.lock_file(disk, name), wait=False) as has_lock:
                 if has_lock and not target.is_dir():
                     with folder_whole(target) as aside:
                         shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
             time.sleep(0.05)
-        os.utime(target)
-        copies = sorted(folders(disk), key=lambda folder: folder.stat().st_mtime)
+        copies = sorted(folders(disk), key=_last_use)
         delete(disk, *(old.name for old in copies[:-KEPT]))
+
+
+def _is_used_now(folder: Path) -> bool:
+    """Note that a folder is used; False if there is none."""
+    try:
+        os.utime(folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _last_use(folder: Path) -> float:
+    """When a folder was used last; 0 if another task has deleted it."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -38,6 +38,9 @@ def test_a_perturbed_run_that_is_not_finite_does_not_say_how_far_rounding_goes(
     perturbed = [{"weight": ONE * value}, {"weight": ONE * 1.25}]
     rounding = spread(perturbed, {"weight": ONE})
     assert rounding["weight"] == pytest.approx(0.25 * 2**0.5)
+    assert (
+        astray({"weight": 9 * ONE}, {"weight": ONE}, spread(perturbed[:1], {"weight": ONE})) == {}
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

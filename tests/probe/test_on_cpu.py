@@ -45,6 +45,7 @@ drawn = torch.rand(2, device="cuda")
 torch.cuda.set_rng_state(state)
 assert torch.equal(torch.rand(2, device="cuda"), drawn)
 torch.cuda.set_rng_state_all(states)
+torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8))  # of a checkpoint from a GPU
 assert torch.equal(torch.rand(2, device="cuda"), drawn)
 event = torch.cuda.Event(enable_timing=True)
 event.record()

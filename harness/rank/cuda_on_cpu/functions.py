@@ -41,7 +41,8 @@ def _set_rng_state(count: Count, original: Any, /, new_state: Any, *_: Any, **__
     import torch
 
     count("set_rng_state")
-    torch.set_rng_state(new_state)
+    if new_state.numel() == torch.get_rng_state().numel():  # otherwise a GPU has written it
+        torch.set_rng_state(new_state)
 
 
 def _get_rng_states(count: Count, original: Any, /) -> list[Any]:

@@ -35,8 +35,8 @@ OFF = "gradient_checkpointing_disable", "disable_gradient_checkpointing"
 """The methods of models of transformers and diffusers."""
 
 NO_SWITCH = (
-    "the script calls no checkpoint of torch, DeepSpeed or megatron-core, and its model has no "
-    "gradient_checkpointing_enable()"
+    "the script calls no checkpoint of torch, DeepSpeed or megatron-core that probe knows, and its "
+    "model has no gradient_checkpointing_enable()"
 )
 
 
@@ -66,11 +66,12 @@ class Mode:
         wrap = self._patches.wrap
         if composable := sys.modules.get(COMPOSABLE):
             name = "_checkpoint_without_reentrant_generator"
-            wrap(composable, name, self._call_module, eager=True)
+            if hasattr(composable, name):
+                wrap(composable, name, self._call_module, eager=True)
         if deepspeed := sys.modules.get(DEEPSPEED):
             wrap(deepspeed.CheckpointFunction, "apply", self._call_deepspeed, eager=True)
             if function := getattr(deepspeed, "non_reentrant_checkpoint", None):
-                self._patches.wrap_everywhere(function, self._call, eager=True)
+                self._patches.wrap_everywhere(function, self._call_with_one_output, eager=True)
         if megatron := sys.modules.get(MEGATRON):
             wrap(megatron.CheckpointFunction, "apply", self._call_megatron, eager=True)
 
@@ -90,6 +91,17 @@ class Mode:
     def _call_module(self, generator: Any, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
         """What composable checkpoints run before and after a module."""
         return iter([None]) if self._keeps() else generator(*arguments, **keywords)
+
+    def _call_with_one_output(self, checkpoint: Any, /, function: Any, *arguments: Any) -> Any:
+        """DeepSpeed returns several outputs as a tuple, and one alone, also if it is in a tuple."""
+        import torch
+
+        if not self._keeps():
+            return checkpoint(function, *arguments)
+        outputs = function(*arguments)
+        if torch.is_tensor(outputs):
+            return outputs
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _call_deepspeed(self, apply: Any, /, function: Any, outputs: list[Any], *rest: Any) -> Any:
         import torch

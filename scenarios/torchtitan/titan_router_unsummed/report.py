@@ -13,7 +13,7 @@ from torchtitan.models import deepseek_v3 as titan
 def rank(number: int, gradients: torch.Tensor) -> None:
     torch.distributed.init_process_group(None, "tcp://127.0.0.1:29669", None, 2, number)
     device = tools.utils.device_type
-    if version("torchtitan") < "0.3":
+    if hasattr(titan, "deepseekv3_args"):  # before 0.3
         sizes, mesh = titan.deepseekv3_args["debugmodel"], init_device_mesh(device, (2,))
         sizes.moe_impl, sizes.moe_args.use_grouped_mm = "standard", False
         how = [titan.DeepSeekV3Model(sizes), mesh, None, None, None]
