@@ -151,7 +151,7 @@ COMMANDS = [
     ("new my_bug", 2, ["new needs a checkout"]),
     ("guard", 2, ["the command of the training is missing"]),
     ("guard-report --help", 0, ["usage: distributed-bugs guard-report "]),
-    ("check", 2, ["none of accelerate,", "requirements with -r"]),
+    ("check", 2, ["has none of the ", "requirements with -r"]),
 ]
 
 
