@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 
@@ -38,6 +39,39 @@ def grouped(parameters: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
+class Scattered(torch.optim.Optimizer):
+    """Reduces gradients in its step, each rank a part of them, and gathers the weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        for weight in (one for group in self.param_groups for one in group["params"]):
+            if weight.numel() % ranks:
+                dist.all_reduce(weight.grad)
+                weight.sub_(weight.grad, alpha=0.01 / ranks)
+                continue
+            size = weight.numel() // ranks
+            gradient = torch.empty(size)
+            dist.reduce_scatter_tensor(gradient, weight.grad.flatten())
+            part = weight.view(-1)[rank * size : (rank + 1) * size] - 0.01 / ranks * gradient
+            dist.all_gather_into_tensor(weight.data.view(-1), part)
+
+
+class Divided(torch.optim.Optimizer):
+    """Steps every second weight on each of two ranks, and gathers the others."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        weights = [one for group in self.param_groups for one in group["params"]]
+        for weight in weights[rank::ranks]:
+            weight.sub_(weight.grad, alpha=0.01)
+        for number, weight in enumerate(weights):
+            copies = [torch.empty_like(weight) for _ in range(ranks)]
+            dist.all_gather(copies, weight.detach())
+            weight.copy_(copies[number % ranks])
+
+
 OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-3),
     "fused": lambda parameters: torch.optim.AdamW(parameters, 1e-3, fused=True),
@@ -53,6 +87,8 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "post_local_sgd": lambda parameters: PostLocalSGDOptimizer(
         torch.optim.SGD(parameters, 0.01), PeriodicModelAverager(4, warmup_steps=6)
     ),
+    "scattered": lambda parameters: Scattered(parameters, {"lr": 0.01}),
+    "divided": lambda parameters: Divided(parameters, {"lr": 0.01}),
     "groups": lambda parameters: torch.optim.AdamW(grouped(parameters), 1e-3),
 }
 
@@ -84,8 +120,10 @@ OPTIONS = {
     "hybrid_shard": "FSDP1 shards among half of the ranks",
     "interleaved": "each rank of a pipeline has two stages",
     "masks": "an attention with a mask of infinite scores",
+    "half_loss": "each loss has a weight of a half",
     "keeps_zeros": "gradients are set to zero, not to None",
     "local_sgd": "no gradient is reduced, and the weights are averaged each fourth step",
+    "logs": "the loop gathers its losses, for a log",
     "log_probabilities": "the loss is a sum that the loop computes and divides by the tokens",
     "mixed": "FSDP2 computes in bf16",
     "moving_average": "a copy of the model follows it",
@@ -97,6 +135,7 @@ OPTIONS = {
     "penalty": "a penalty on a gradient",
     "reads_ahead": "each epoch is read before its first step",
     "same_batch": "each step of all ranks has the same made-up rows",
+    "row_sums": "each loss is a sum over its rows",
     "saves": "the optimizer's state is saved, and loaded later",
     "sequence_parallel": "tensor parallelism also splits the words of a norm",
     "shard_grad_op": "FSDP1 keeps whole weights until the backward",
@@ -130,13 +169,15 @@ FAULTS = {
     "perturbed": "at step 12 rank 1 moves a weight by 0.001",
     "flipped": "at step 12 one bit of one weight of rank 1 flips",
     "undivided": "the losses of micro-batches are summed",
+    "divided_by_ranks": "the losses are divided by the ranks, and gradients are averaged",
     "divided_twice": "the losses are divided twice by the number of micro-batches",
     "last_only": "gradients are cleared after each micro-batch",
     "copies_trained": "the optimizer has copies of the parameters",
+    "other_seeds": "each rank begins with other weights",
     "same_rows": "all ranks read the rows of rank 0",
     "same_order": "each epoch has the order of the first",
     "always_overflows": "each gradient overflows, whatever its scale",
-    "rate_lost": "a load does not put back the learning rate",
+    "rate_lost": "after a load, the schedule begins again",
     "fewer": "from step 12 on, steps have one micro-batch instead of four",
     "short_steps": "the learning rate is 20 times lower",
     "never_cleared": "the gradients of a step are added to those of the steps before",

@@ -178,7 +178,8 @@ def test_part_of_the_parameters_is_judged(number: int) -> None:
     memory = Memory()
 
     assert judge(made_posts(on_all(looks_at(number))), memory) == []
-    assert memory.compared == {"replicas": 1, "gradients": 1, "updates": 2, "accumulation": 1}
+    compared = {"replicas": 1, "gradients": 1, "updates": 2, "accumulation": 1}
+    assert memory.compared.items() >= compared.items()
 
 
 def test_fault_in_a_part_of_the_parameters() -> None:
@@ -214,6 +215,7 @@ def test_right_step_of_many_ranks_needs_no_look_at_each_of_them(
         "gradients": 2,
         "updates": 2 * ranks,
         "accumulation": 1,
+        "common rows": ranks,
     }
 
 

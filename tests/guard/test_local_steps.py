@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard.averaging import Averaging
+from harness.rank.events import Collective, instrument
 from harness.rank.guard.checks.views import Memory
+from harness.rank.guard.collectives import Collectives
 from harness.rank.guard.judge import LOCAL_STEPS, judge
 from harness.rank.guard.posts import Post
 from tests.guard.conftest import Trainer
@@ -94,10 +98,16 @@ def test_copies_that_differ_where_gradients_are_reduced_are_told() -> None:
 
 
 @pytest.fixture
-def averaging() -> Averaging:
-    averaging = Averaging()
-    averaging.watch([torch.zeros(4, 3), torch.zeros(5)])
-    return averaging
+def collectives() -> Iterator[Collectives]:
+    """What is seen of the collectives of a training with two parameters."""
+    collectives = Collectives()
+    collectives.watch([torch.zeros(4, 3), torch.zeros(5)])
+    listener = instrument.on(Collective, before=lambda event: collectives.called(event, False))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield collectives
+    dist.destroy_process_group()
+    listener.end()
 
 
 @pytest.mark.parametrize(
@@ -105,21 +115,52 @@ def averaging() -> Averaging:
     [([12, 5], True), ([17], True), ([12], True), ([5], False), ([1, 1], False), ([40], False)],
 )
 def test_collectives_on_weights_between_steps_are_averages(
-    averaging: Averaging, sizes: list[int], is_average: bool
+    collectives: Collectives, sizes: list[int], is_average: bool
 ) -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        for size in sizes:  # of gradients
-            dist.all_reduce(torch.zeros(size))
-        assert not averaging.reason
-        averaging.step_ended()
-        for size in sizes:
-            dist.all_reduce(torch.zeros(size))
-        assert bool(averaging.reason) == is_average
-    finally:
-        averaging.end()
-        dist.destroy_process_group()
+    for size in sizes:  # of gradients
+        dist.all_reduce(torch.zeros(size))
+    assert not collectives.reason
+    assert collectives.reduced == sum(sizes)
+    collectives.step_ended()
+    for size in sizes:
+        dist.all_reduce(torch.zeros(size))
+    assert bool(collectives.reason) == is_average
+
+
+def gather(tensor: torch.Tensor) -> None:
+    dist.all_gather([torch.empty_like(tensor)], tensor)
+
+
+class Gathering(torch.optim.SGD):
+    """Gathers its weights in its step."""
+
+    def step(self, closure: Any = None) -> Any:
+        gather(self.param_groups[0]["params"][0].detach())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gathers"),
+    [
+        (torch.zeros(4), None, True),
+        (torch.zeros(1), None, False),  # a count
+        (None, torch.zeros(4), False),  # losses, for a log
+        (None, None, False),
+    ],
+)
+def test_what_is_gathered_before_a_loss_may_be_in_it(
+    collectives: Collectives, before: Any, after: Any, gathers: bool
+) -> None:
+    weight = torch.zeros(3, requires_grad=True)
+    if before is not None:
+        gather(before)
+    loss = weight.sum()
+    if after is not None:
+        gather(after)
+    collectives.backward_begins(loss)
+    Gathering([weight], 0.1).step()
+    collectives.step_ended()
+    collectives.backward_begins(weight.sum())
+    assert collectives.gathers == gathers
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.rank.guard.roots import at_arrival, factor_of_terms, plain_mean
+from harness.rank.guard.roots import at_arrival, chain_of, factor_of_terms
 
 Make = Callable[[Tensor], Tensor]
 
@@ -39,8 +40,8 @@ def scores() -> Tensor:
     ],
 )
 def test_plain_mean_is_multiplied_by_a_number_alone(make: Make, number: float | None) -> None:
-    mean = plain_mean(make(scores()))
-    assert (mean.number if mean else None) == number
+    chain = chain_of(make(scores()))
+    assert (chain.factor if chain.is_mean else None) == number
 
 
 def of_classes(x: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ COUNT = torch.tensor(7)
     ],
 )
 def test_factor_of_terms_is_that_of_all_if_one_is_divided_alone(make: Make, factor: float) -> None:
-    assert factor_of_terms(make(scores())) == factor
+    assert factor_of_terms(chain_of(make(scores()))) == factor
 
 
 def test_what_arrives_has_been_changed_by_hooks() -> None:
@@ -74,9 +75,9 @@ def test_what_arrives_has_been_changed_by_hooks() -> None:
     hidden.register_hook(lambda gradient: gradient / 4)
     loss.register_hook(lambda gradient: gradient / 8)
     at_arrival(hidden, gradients.append)
-    mean = plain_mean(loss)
-    assert mean is not None
-    at_arrival(loss, gradients.append, mean.node)
+    chain = chain_of(loss)
+    assert chain.is_mean
+    at_arrival(loss, gradients.append, chain.node)
     loss.backward()
 
     weight, gradient = gradients
@@ -126,8 +127,8 @@ def divided(loss: Tensor, number: float) -> Tensor:
 )
 def test_operations_with_other_operands_are_read(make: Make, factor: float) -> None:
     loss = make(scores())
-    assert plain_mean(loss) is None
-    assert factor_of_terms(loss) == factor
+    assert not chain_of(loss).is_mean
+    assert factor_of_terms(chain_of(loss)) == factor
 
 
 def test_outputs_of_ddp_are_those_of_its_model() -> None:
@@ -135,13 +136,45 @@ def test_outputs_of_ddp_are_those_of_its_model() -> None:
     _, plain, sum_of_terms = _DDPSink.apply(  # type: ignore[no-untyped-call]
         None, x * 2, x.mean(), of_classes(x) / COUNT + 0.1 * x.mean()
     )
-    assert plain_mean(plain) is not None
-    assert plain_mean(sum_of_terms) is None
-    assert factor_of_terms(sum_of_terms * 2) == 2.0
+    assert chain_of(plain).is_mean
+    assert not chain_of(sum_of_terms).is_mean
+    assert factor_of_terms(chain_of(sum_of_terms * 2)) == 2.0
 
 
 def test_a_leaf_has_no_operation() -> None:
     leaf = torch.ones(2, requires_grad=True)
     at_arrival(leaf, print)
-    assert plain_mean(leaf) is None
-    assert factor_of_terms(leaf) == 1.0
+    assert not chain_of(leaf).is_mean
+    assert factor_of_terms(chain_of(leaf)) == 1.0
+
+
+RANKS = 2
+
+
+@pytest.mark.parametrize(
+    ("make", "weight"),
+    [
+        (lambda loss: loss / RANKS, 1.0),
+        (lambda loss: loss / torch.tensor(RANKS), 1.0),
+        (lambda loss: loss * RANKS, 1.0),
+        (lambda loss: loss / RANKS / RANKS, 1.0),
+        (lambda loss: 0.5 * loss, 0.5),
+        (lambda loss: 0.5 * loss / RANKS, 0.5),
+        (lambda loss: loss / 1.5, 1 / 1.5),
+    ],
+)
+@pytest.mark.parametrize("code", ["loss = cross_entropy(x, y) / count", "hidden = 2 * width"])
+def test_weight_of_a_loss_is_what_is_no_count(
+    make: Make, weight: float, code: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(code)
+    loss = make(scores().mean())
+    assert chain_of(loss).weight([str(tmp_path / "train.py")]) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize(
+    "code", ["x = loss / 2", "total_loss *= 2", "y = 2 * nll.mean()", "z = F.mse_loss(a, b) / 2.0"]
+)
+def test_whole_number_in_the_code_of_a_loss_may_be_a_weight(code: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(code)
+    assert chain_of(scores().mean() / RANKS).weight([str(tmp_path / "train.py")]) == 0.5

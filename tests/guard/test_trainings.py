@@ -17,7 +17,10 @@ RIGHT_SLOW = [
     "ddp sgd", "ddp adam", "ddp fused", "ddp rmsprop", "ddp groups", "ddp lbfgs", "ddp closure",
     "ddp dropout", "ddp clip_values", "ddp frozen", "ddp unused", "ddp skips_block", "ddp tied",
     "ddp evaluates", "ddp moving_average", "ddp static_graph", "ddp bucket_view",
-    "ddp keeps_zeros", "ddp accumulate_reduced", "ddp sum_loss accumulate", "ddp other_terms",
+    "ddp logs", "by_hand scattered", "by_hand scattered draws",
+    "by_hand divided draws", "ddp half_loss", "by_hand half_loss", "ddp half_loss accumulate",
+    "by_hand row_sums summed", "ddp row_sums", "ddp keeps_zeros",
+    "ddp accumulate_reduced", "ddp sum_loss accumulate", "ddp other_terms",
     "ddp own_loss accumulate",
     "ddp fp16 clip", "ddp fp16 overflows", "ddp fp16 overflows fused", "ddp bf16_weights",
     "ddp checkpoints", "ddp penalty", "ddp batch_norm", "ddp two_optimizers", "ddp gan",
@@ -116,6 +119,14 @@ WRONG_SLOW = [
     Fault("fsdp2 same_rows", "samples", "shared", [0, 1]),
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
     Fault("ddp draws same_rows", "samples", "shared", [0, 1], "", 4),
+    Fault("ddp draws same_rows logs", "samples", "shared", [0, 1], "", 4),
+    Fault("ddp draws same_rows own_loss", "samples", "shared", [0, 1], "", 4),
+    Fault("by_hand draws same_rows", "samples", "shared", [0, 1], "", 4),
+    Fault("by_hand draws same_rows scattered", "samples", "shared", [0, 1], "", 4),
+    Fault("by_hand draws same_rows divided logs", "samples", "shared", [0, 1], "", 4),
+    Fault("by_hand other_seeds", "replicas", "beginning", [0, 1], OUT),
+    Fault("by_hand other_seeds clip", "replicas", "beginning", [0, 1], OUT),
+    Fault("ddp divided_by_ranks", "accumulation", "weight", [0, 1], "", 3),
     Fault("fsdp2 accumulate reads_ahead same_rows", "samples", "shared", [0, 1], "", 4),
 ]
 
@@ -149,6 +160,19 @@ def test_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None
 )
 def test_other_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:
     assert_told(under_guard, fault)
+
+
+@pytest.mark.parametrize(
+    ("training", "alarms"),
+    [("ddp perturbed", [COPIES]), ("ddp", []), ("ddp half_loss", []), ("ddp batch_norm", [])],
+)
+def test_weights_are_compared_after_the_last_step(
+    training: str, alarms: list[Any], under_guard: Trainer
+) -> None:
+    run = under_guard(training, steps=14, every=1000)
+    assert run.summary["checked"] == [1, 2, 3, 4, 5]
+    assert run.told == alarms
+    assert {alarm["step"] for alarm in run.alarms} <= {14}
 
 
 @pytest.mark.parametrize(

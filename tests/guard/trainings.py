@@ -24,6 +24,8 @@ from tests.guard.options import OPTIMIZERS, Has
 from tests.guard.sharing import PARALLEL, STAGES, rows_of
 from tests.guard.word_models import FAULT_STEP, LENGTH, MICRO_BATCHES, ROWS, WIDTH, WORDS, Model
 
+HALF = 0.5
+
 
 class Sentences(Dataset[Tensor]):
     def __init__(self, has: Has) -> None:
@@ -72,7 +74,7 @@ class Loop:
 
     def __init__(self, words: str) -> None:
         has = self.has = Has(words)
-        torch.manual_seed(0)
+        torch.manual_seed(dist.get_rank() if has("other_seeds") else 0)
         self.model = Model(has)
         if has("bf16_weights"):
             self.model = self.model.bfloat16()
@@ -144,16 +146,20 @@ class Loop:
             count = 1
         divisor = 1 if self.has("undivided") else count
         divisor = count * count if self.has("divided_twice") else divisor
-        divisor *= dist.get_world_size() if self.has("sums_rightly") else 1
+        is_divided = self.has("sums_rightly", "divided_by_ranks")
+        divisor *= dist.get_world_size() if is_divided else 1
         for micro in range(count):
             is_last = micro == count - 1
             with self._reducing(is_last):
                 loss = self._loss(next(self.batches))
                 self.losses.append(float(loss.detach()))
+                if self.has("logs"):
+                    values = torch.stack([loss.detach(), loss.detach().exp()])
+                    dist.all_gather([torch.empty(2) for _ in range(dist.get_world_size())], values)
                 self.scaler.scale(loss / divisor).backward()
             if self.has("last_only") and not is_last:
                 self._clear()
-        if self.has("by_hand") and not self.has("local_sgd", "diloco"):
+        if self.has("by_hand") and not self.has("local_sgd", "diloco", "scattered"):
             reduce_by_hand(self.parameters, self.has)
 
     def _reducing(self, is_last: bool) -> Any:
@@ -176,11 +182,14 @@ class Loop:
             return -scores.log_softmax(-1).gather(1, words[:, None]).mean()
         if self.has("log_probabilities"):
             return -scores.log_softmax(-1).gather(1, words[:, None]).sum() / words.numel()
+        if self.has("row_sums"):
+            return F.cross_entropy(scores, words, reduction="sum")
         loss = F.cross_entropy(scores, words)
+        loss = HALF * loss if self.has("half_loss") else loss
         if self.has("two_losses"):
-            loss = (loss + F.cross_entropy(-scores, words)) / 2
+            loss = HALF * (loss + F.cross_entropy(-scores, words))
         if self.has("other_terms"):
-            loss = 0.5 * loss + 0.5 * scores.square().mean()
+            loss = HALF * loss + HALF * scores.square().mean()
         if self.has("penalty"):
             (gradient,) = torch.autograd.grad(loss, self.model.out.weight, create_graph=True)
             loss = loss + 1e-3 * gradient.square().sum()
@@ -302,7 +311,7 @@ class Loop:
         optimizer, schedule = self.saved
         self.optimizers[0].load_state_dict(optimizer)
         if self.has("rate_lost"):
-            self.optimizers[0].param_groups[0]["lr"] = 5e-5
+            self.schedule = self._schedule(1)
         else:
             self.schedule.load_state_dict(schedule)
 

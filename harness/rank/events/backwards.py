@@ -111,33 +111,40 @@ class LossValue(Call):
     eager = True
     everywhere = True
 
+
+@dataclass
+class Collective(Call):
+    """A collective is called on tensors."""
+
+    places = tuple(
+        Place("torch.distributed", "", name)
+        for name in (
+            "all_reduce",
+            "all_reduce_coalesced",
+            "broadcast",
+            "reduce",
+            "all_gather",
+            "all_gather_into_tensor",
+            "reduce_scatter",
+            "reduce_scatter_tensor",
+        )
+    )
+    eager = True
+    everywhere = True
+
     name: str = ""
     """Of the function."""
 
     @classmethod
     def of_call(cls, place: Place, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Event:
-        owner, others = (arguments[0], arguments[1:]) if place.kind else (None, arguments)
-        return cls(owner, others, keywords, place.name)
+        return cls(None, arguments, keywords, place.name)
 
 
 @dataclass
-class Gathered(Event):
-    """Tensors of all ranks are gathered."""
+class Joined(Event):
+    """A context ends in which ranks may have unlike numbers of batches."""
 
-    places = (Place("torch.distributed", "", "all_gather"),)
-    eager = True
-
-
-@dataclass
-class Collective(Call):
-    """The loop calls a collective on tensors."""
-
-    places = tuple(
-        Place("torch.distributed", "", name)
-        for name in ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather")
-    )
-    eager = True
-    everywhere = True
+    places = (Place("torch.distributed.algorithms.join", "Join", "__exit__"),)
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .averaging import Averaging
 from .budget import Cost
 from .checks.views import Alarm, Memory
+from .collectives import Collectives
 from .fence import Fence
 from .judge import judge, left_alarms
 from .mailbox import Mailbox
@@ -18,7 +18,7 @@ from .report import Report
 from .rows import Rows
 from .saved_states import SavedStates
 from .schedules import Schedules
-from .sentences import known_bug, watched_run
+from .sentences import few, known_bug, watched_run
 from .settings import CHECKS, Settings
 from .summary import Clock, blind, content, line, merged, not_seen, percent, too_often, uncounted
 from .trackers import News, Trackers
@@ -44,12 +44,12 @@ class Account:
         fence: Fence,
         rows: Rows,
         schedules: Schedules,
-        averaging: Averaging,
+        collectives: Collectives,
         groups: ProcessGroups,
     ) -> None:
         self.settings, self.trainings, self.fence = settings, trainings, fence
         self.rows, self.schedules = rows, schedules
-        self._averaging, self._groups = averaging, groups
+        self._collectives, self._groups = collectives, groups
         self.optimizers = 0
         """How many were constructed."""
         self.began_late = False
@@ -62,11 +62,15 @@ class Account:
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
         self._clock = Clock()
+        self._silent: list[int] = []
+        """The ranks without which no check could be judged."""
 
     def end(self) -> None:
         """Judge what is left, and tell the summary: the training is over."""
         posts = list(self._last_posts()) if self.mailbox.has_begun else []
-        for unjudged in [*self.mailbox.close(), *posts]:
+        unjudged_posts = self.mailbox.close()
+        self._silent = self.mailbox.silent_ranks()
+        for unjudged in [*unjudged_posts, *posts]:
             self._judge(unjudged)
         if not self.mailbox.rank:
             self._finish()
@@ -85,13 +89,13 @@ class Account:
         self._write(has_ended=False)
 
     def _last_posts(self) -> Iterator[list[Post]]:
-        """Send what rank 0 does not know yet; yields that of a rank that has all of a training."""
+        """Send what rank 0 does not know yet; yields that of a process that trains alone."""
         rank = self.mailbox.rank
         for training in (one for one in self.trainings if one.number != UNNUMBERED):
-            if training.is_complete and not rank and training.states:
-                yield [training.last_post(rank)]
-            elif not training.is_complete and (rank or training.states):
+            if self.mailbox.world > 1:
                 self.mailbox.send(training, training.last_post(rank))
+            elif training.states:
+                yield [training.last_post(rank)]
 
     # -- judging, in the thread of rank 0 --
 
@@ -155,6 +159,8 @@ class Account:
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
         sentences = not_seen(self.trainings, memories, self.optimizers, MOST_OPTIMIZERS)
+        if not self.report.checks and self._silent:
+            sentences.append(f"all steps: rank {few(self._silent)} took none that is watched")
         if self.began_late:
             sentences.append(BEGAN_LATE)
         if self.mailbox.left_out:
@@ -197,6 +203,6 @@ class Account:
         late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
         for memory in self._memories.values():
             # The loop may have averaged since: then no check came to say so.
-            late += left_alarms(memory, self._averaging.reason)
+            late += left_alarms(memory, self._collectives.reason)
             memory.not_seen.pop("alone", None)
         return late

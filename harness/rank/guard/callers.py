@@ -1,10 +1,14 @@
-"""Which line of a loop runs now."""
+"""Which line of a loop runs now, and what its code says of losses."""
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
 import sys
-from collections.abc import Hashable
+import sysconfig
+from collections.abc import Hashable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +19,11 @@ STRANGERS = tuple(
 )
 """The folders of code that calls a backward for a loop."""
 
+INSTALLED = (*STRANGERS, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+
+LOSSES = {"loss", "losses", "criterion", "objective", "entropy", "nll", "ce", "bce", "mse", "l1"}
+"""Words in the names of losses."""
+
 
 def place_of_caller() -> Hashable:
     """The place in the loop's code, or in that of a package, that runs now."""
@@ -22,3 +31,45 @@ def place_of_caller() -> Hashable:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(STRANGERS):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def files_of_callers() -> set[str]:
+    """The files of the user's code that runs now: not those of installed packages."""
+    files, frame = set(), sys._getframe(1)
+    while frame is not None:
+        files.add(frame.f_code.co_filename)
+        frame = frame.f_back  # type: ignore[assignment]
+    return {file for file in files if not file.startswith(INSTALLED)}
+
+
+def numbers_of_losses(files: Iterable[str]) -> frozenset[float]:
+    """The numbers by which the code of some files multiplies or divides a loss, as ``loss / 2``."""
+    return frozenset().union(*map(_numbers_of_file, files))
+
+
+@lru_cache(maxsize=64)
+def _numbers_of_file(file: str) -> frozenset[float]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    return frozenset(_numbers_of(tree))
+
+
+def _numbers_of(tree: ast.AST) -> Iterator[float]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+            sides = [node.left, node.right]
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div)):
+            sides = [node.target, node.value]
+        else:
+            continue
+        for number, other in (sides, reversed(sides)):
+            value = getattr(number, "value", None)
+            if isinstance(number, ast.Constant) and isinstance(value, (int, float)):
+                yield from [float(value)] if _names_a_loss(other) else []
+
+
+def _names_a_loss(tree: ast.AST) -> bool:
+    names = [getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(tree)]
+    return any(not LOSSES.isdisjoint(str(name).lower().split("_")) for name in names)

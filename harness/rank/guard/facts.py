@@ -37,6 +37,8 @@ PACKAGES = (
 )
 """Modules with ``__version__`` that a training may import."""
 
+STEPS = "gradient_accumulation_steps"
+
 SENTENCES = {"resumed": "a checkpoint was loaded", "trainer": "the Trainer runs the loop"}
 """What a setting that is a flag means."""
 
@@ -70,7 +72,7 @@ def settings_of(
     precision = "bf16" if "bfloat16" in types else "fp16" if scaled else "fp32"
     settings = {
         "ranks": dist.get_world_size() if is_up else 1,
-        "gradient_accumulation_steps": max(1, backwards),
+        STEPS: planned_micro_batches() or max(1, backwards),
         "precision": precision,
         "trainer": False,
         "optimizer": post.kind,
@@ -97,12 +99,42 @@ def _callers() -> Iterator[tuple[str, Any]]:
         frame = frame.f_back
 
 
+def planned_micro_batches() -> int:
+    """How many micro-batches of a step whoever runs the loop was asked for; 0 if nobody says so, or
+    if an epoch ends with this step, which may have fewer."""
+    kind: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    if getattr(kind, "_shared_state", None):
+        state = kind()
+        ends = getattr(state, "end_of_dataloader", False)
+        return 0 if ends else int(getattr(state, "num_steps", 0) or 0)
+    for module, caller in _callers():
+        trainer = getattr(caller, "trainer", None) if "lightning" in module else None
+        plans = [getattr(trainer, "accumulate_grad_batches", None)]
+        if module == "transformers.trainer":
+            plans.append(_of_trainer(getattr(caller, "args", None)).get(STEPS))
+        if is_engine(caller):
+            plans.append(_of_engine(caller).get(STEPS))
+        if plan := next((one for one in plans if isinstance(one, int)), 0):
+            return plan
+    return 0
+
+
+def masks_asked_for() -> str:
+    """The setting of trl by which some labels are to be masked; empty if there is none."""
+    for module, caller in _callers():
+        if module == "transformers.trainer":
+            arguments = getattr(caller, "args", None)
+            flags = ("assistant_only_loss", "completion_only_loss")
+            return next((one for one in flags if getattr(arguments, one, None) is True), "")
+    return ""
+
+
 def _of_trainer(arguments: Any) -> dict[str, Any]:
     """What the arguments of transformers' Trainer decide."""
     steps = getattr(arguments, "gradient_accumulation_steps", None)
     flags = {name for name in ("bf16", "fp16") if getattr(arguments, name, None) is True}
     return {
-        **({"gradient_accumulation_steps": steps} if isinstance(steps, int) else {}),
+        **({STEPS: steps} if isinstance(steps, int) else {}),
         **({"precision": min(flags)} if flags else {}),
     }
 

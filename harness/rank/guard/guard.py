@@ -19,13 +19,14 @@ from ..events import (
     Backward,
     Batch,
     Clip,
+    Collective,
     DrawnIndex,
     EngineBackward,
     EngineClip,
     Fetch,
-    Gathered,
     Gradients,
     GraphBackward,
+    Joined,
     LossValue,
     MergedAdapter,
     NewCommunication,
@@ -48,11 +49,11 @@ from ..events import (
     ZeroGrad,
 )
 from .account import MOST_OPTIMIZERS, Account
-from .averaging import Averaging
 from .callers import place_of_caller
 from .checks.views import Alarm
+from .collectives import Collectives
 from .earlier import Earlier
-from .facts import facts_of
+from .facts import facts_of, masks_asked_for, planned_micro_batches
 from .fence import Fence, quietly
 from .judge import LOCAL_STEPS
 from .losses import Losses
@@ -81,7 +82,7 @@ class Guard:
         self.settings = settings
         self.trainings: list[Training] = []
         self.losses, self.rows, self.schedules = Losses(), Rows(), Schedules()
-        self._averaging, self._groups = Averaging(), ProcessGroups()
+        self.collectives, self._groups = Collectives(), ProcessGroups()
         self.fence = Fence(self.trainings, lambda error: self.mailbox.stop(error))
         self.account = Account(
             settings,
@@ -89,7 +90,7 @@ class Guard:
             self.fence,
             self.rows,
             self.schedules,
-            self._averaging,
+            self.collectives,
             self._groups,
         )
         self.mailbox = self.account.mailbox
@@ -114,7 +115,7 @@ class Guard:
         on(EngineBackward, before=guarded(self._hand), when=is_alive)
         on(OutputGradient, after=guarded(self._pass_on), when=is_armed)
         on(LossValue, after=guarded(self._loss), when=is_due)
-        on(Gathered, before=guarded(self._gather), when=is_due)
+        on(Collective, before=guarded(self._collective), when=self._hears_collectives)
         for kind in (Clip, EngineClip):
             on(kind, before=guarded(self._clip), after=guarded(self._clipped), when=is_armed)
         on(Clip, before=guarded(self._note_clip), when=self.fence.is_new)
@@ -137,6 +138,7 @@ class Guard:
         on(Fetch, after=quietly(self._worker_has_read), when=is_worker)
         on(Written, before=guarded(self._note_writer), when=is_alive)
         on(TrainerEnd, after=guarded(self._end_of_trainer), when=is_alive)
+        on(Joined, after=guarded(self._joined), when=is_alive)
         on(NewCommunication, before=guarded(self._communicates), when=is_alive)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.fence.note_fork)
@@ -214,7 +216,7 @@ class Guard:
             return
         self.backwards += 1
         self.rows.backward()
-        self._averaging.backward_begins()
+        self.collectives.backward_begins(root)
         is_scalar = isinstance(root, torch.Tensor) and root.numel() == 1
         self._arm(gradient is not None and not is_scalar)
         for training in self.trainings:
@@ -262,7 +264,7 @@ class Guard:
         return Modules(goes_on)
 
     def _loss(self, event: LossValue) -> None:
-        self.losses.called(event.value, event.arguments, event.keywords, event.owner, event.name)
+        self.losses.called(event.value, event.arguments, event.keywords, event.owner)
 
     def _hand(self, event: EngineBackward) -> None:
         engine, (loss, *_) = event.owner, event.values
@@ -278,8 +280,15 @@ class Guard:
         if event.value is not None and event.value is not event.arguments[0]:
             self.losses.pass_on(event.arguments[0], event.value)
 
-    def _gather(self, event: Gathered) -> None:
-        self.losses.gathers = self.losses.gathers or not self._in_backward
+    def _hears_collectives(self) -> bool:
+        is_checked = self.fence.is_due() or self.fence.is_armed()
+        return is_checked or (self.fence.is_alive() and self._may_gather_or_average())
+
+    def _may_gather_or_average(self) -> bool:
+        return not self.trainings or self.collectives.is_between
+
+    def _collective(self, event: Collective) -> None:
+        self.collectives.called(event, self._in_backward)
 
     def _clip(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}
@@ -430,8 +439,7 @@ class Guard:
         self.schedules.step(training.optimizer(), world())
         if training.may_be_alone and world() > 1:
             groups = training.optimizer().param_groups
-            self._averaging.watch(p for group in groups for p in group["params"])
-        self._averaging.step_ended()
+            self.collectives.watch(p for group in groups for p in group["params"])
         for neighbour in self.trainings:
             if neighbour.armed and neighbour is not training:
                 neighbour.wait()
@@ -448,6 +456,7 @@ class Guard:
             if self.settings.check_only:
                 self._end_after_one_step()
         self._begin_step(training)
+        self.collectives.step_ended()
 
     def _begin_step(self, training: Training) -> None:
         self.losses.begin()
@@ -458,7 +467,8 @@ class Guard:
         """Add to a post what belongs to the process, not to one optimizer."""
         batches = self.rows.batches()
         losses = None if post.separate else self.losses.tensor(bool(post.dropped), batches)
-        post.squared, post.gathers = self.losses.are_squared, self.losses.gathers
+        post.weight, post.gathers = self.losses.weight, self.collectives.gathers
+        post.reduced = self.collectives.reduced
         post.whole_losses, post.goes_on = self.losses.are_whole, self.losses.go_on
         post.factor = self.losses.factor
         post.uncounted = "separate" if post.separate else self.losses.uncounted
@@ -474,10 +484,14 @@ class Guard:
         roots = self.losses.roots()
         if roots is not None:
             post.tensors["roots"] = roots
+        post.planned = planned_micro_batches()
+        alarm = self.rows.unmasked(masks_asked_for())
+        post.alarms += [alarm] if alarm else []
         post.rows, post.epochs = self.rows.of_step(), self.rows.samples()
+        post.orders = self.rows.resumed_orders()
         post.passes, post.optimizers = self.rows.passes(), len(self.trainings)
         post.coarse, post.lossy = self.coarse, self.lossy
-        post.averages = post.averages or self._averaging.reason
+        post.averages = post.averages or self.collectives.reason
         post.alarms += self.rows.alarms + self.schedules.alarms
         self.rows.alarms, self.schedules.alarms = [], []
         if post.check == 1 and post.optimizer == 0 and not rank():
@@ -524,6 +538,10 @@ class Guard:
 
     def _worker_has_read(self, event: Fetch) -> None:
         self.rows.numbers.worker_has_read(event.owner.dataset)
+
+    def _joined(self, event: Joined) -> None:
+        for training in self.trainings:
+            training.joined = training.steps
 
     def _communicates(self, event: NewCommunication) -> None:
         self.coarse = True

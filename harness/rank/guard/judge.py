@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -31,7 +31,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     """The faults of a step, each once: the same fault on several ranks is one."""
     views = [_remembered(post, memory) for post in posts]
     if posts[0].check == LAST:
-        return list(CHECKS["checkpoints"](views, memory))
+        return [*CHECKS["checkpoints"](views, memory), *_at_end(views, memory)]
     if posts[0].facts:
         memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
     was_dropped = [post for post in posts if post.dropped]
@@ -49,6 +49,25 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     return _merged(_without_local_steps(alarms, views, memory))
 
 
+def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """The faults after the last step, if all ranks have told of the same one."""
+    is_one_step = len({(view.post.step, view.post.joined) for view in views}) == 1
+    if not is_one_step or not all("bits" in view.post.tensors for view in views):
+        return
+    if not memory.averages and not memory.unreduced:
+        yield from CHECKS["replicas"](views, memory)
+    names = [tuple(view.post.buffers) for view in views]
+    if len(views) > 1 and len(set(names)) == 1 and names[0]:
+        sums = torch.stack([view.post.tensors["buffers"] for view in views])
+        is_apart = (sums != sums[0]).any(0).tolist()
+        apart = [name for name, differs in zip(names[0], is_apart) if differs]
+        if apart:
+            others = f" and {len(apart) - 1} more" if apart[1:] else ""
+            memory.not_seen["buffers"] = (
+                f"whether buffers should be equal: {apart[0]}{others} differ between ranks"
+            )
+
+
 def left_alarms(memory: Memory, averages: str = "") -> list[Alarm]:
     """The alarms that wait for a further check, which does not come: the training is over.
     ``averages`` says why weights that differ may be right, if the loop has averaged since."""
@@ -64,6 +83,8 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         memory.alone_since = step
     memory.alone += memory.unreduced
     averages = next((view.post.averages for view in views if view.post.averages), "")
+    if len({view.post.joined for view in views}) > 1:
+        averages = "the ranks have taken unlike numbers of steps in a join()"
     if memory.unreduced and any(
         int(view.post.tensors.get("outside", NONE).sum()) for view in views
     ):

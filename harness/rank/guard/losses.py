@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
+from .callers import files_of_callers
 from .process import captures
-from .roots import at_arrival, factor_of_terms, last_number, plain_mean
+from .roots import at_arrival, chain_of, factor_of_terms
 from .samples import bit_sum, on_device
 
 MOST_CALLS = 1000
@@ -38,7 +39,6 @@ class Loss:
     value: Tensor
     count: Any = 1.0
     """The number of targets, if the value is a sum."""
-    squared: bool = False
     weight: Any = None
     targets: Any = None
     """Of a mean: how many targets count, and how many there are."""
@@ -65,6 +65,8 @@ class MicroBatch:
     """By which number the loop multiplies that mean."""
     factor: float = 1.0
     """By which number all terms of the loss are multiplied."""
+    weight: float = 1.0
+    """Which part of the number that multiplies the loss may be the loop's own weight."""
     goes_on: bool = False
     """Whether it goes on with the gradient that another rank computed."""
     ratios: list[Tensor] = field(default_factory=list)
@@ -90,8 +92,8 @@ class Losses:
         """Whether the values of ``tensor`` are whole losses, not those of torch's functions."""
         self._roots: list[Tensor] = []
         self._cleared = 0
-        self.gathers = False
-        """Whether tensors of all ranks were gathered."""
+        self._files: set[str] = set()
+        """Of the code that has called loss functions and backwards."""
 
     def cleared(self) -> None:
         """Note that the gradients of the backwards so far were cleared."""
@@ -108,13 +110,12 @@ class Losses:
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
         smoother: Any = None,
-        name: str = "",
     ) -> None:
-        """Note the value of the loss function of a name. ``smoother`` is the Trainer's label
-        smoothing."""
-        if not _is_plain(value) or not value.requires_grad or value.dim():
+        """Note the value of a loss function. ``smoother`` is the Trainer's label smoothing."""
+        if not _is_plain(value) or not value.requires_grad or value.numel() != 1:
             return
-        loss = Loss(value.detach(), squared=name == "mse_loss")
+        self._files |= files_of_callers()
+        loss = Loss(value.detach())
         if smoother is not None:
             loss.count = _smoothed_count(smoother, *arguments, **keywords)
         elif keywords.get("reduction", "mean") == "sum" or keywords.get("size_average") is False:
@@ -127,13 +128,15 @@ class Losses:
     def note_unscaled(self, value: Any) -> None:
         """Note the loss that DeepSpeed's engine multiplies by its scale: in fp16 the product may be
         infinite, which harms nobody, as gradients do not depend on it."""
-        self._unscaled = value.detach() if _is_plain(value) and not value.dim() else None
+        is_loss = _is_plain(value) and value.numel() == 1
+        self._unscaled = value.detach() if is_loss else None
 
     def hand(self, value: Any, parts: int) -> None:
         """Note that a loss is handed to DeepSpeed's engine, which begins a backward with it, and
         divides it by so many ``parts``. If that is 1, the loop may have divided it."""
         if _is_plain(value) and value.requires_grad and not value.dim():
-            number = last_number(value) if parts == 1 else 1.0
+            chain = chain_of(value)
+            number = chain.factors[0] if parts == 1 and chain.follows else 1.0
             self._handed = Loss(value.detach(), is_handed=True, number=number)
             _weigh(self._handed, value)
 
@@ -153,6 +156,7 @@ class Losses:
         gradient that another rank computed."""
         calls = list(self._calls)
         self._calls.clear()
+        self._files |= files_of_callers()
         is_loss = self.note_root(root)
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()
@@ -160,12 +164,12 @@ class Losses:
         self._micro.append(micro)
         micro.loss, self._handed = self._handed, None
         if is_loss and root.requires_grad:
-            micro.factor = factor_of_terms(root)
-            mean = plain_mean(root)
-            if mean is not None and micro.loss is None:
+            chain = chain_of(root)
+            micro.factor, micro.weight = factor_of_terms(chain), chain.weight(self._files)
+            if chain.is_mean and micro.loss is None:
                 micro.loss = loss = Loss(root.detach())
-                micro.number = mean.number
-                at_arrival(root, lambda weight: setattr(loss, "weight", weight.abs()), mean.node)
+                micro.number = chain.factor
+                at_arrival(root, lambda weight: setattr(loss, "weight", weight.abs()), chain.node)
         elif gradient is not None and not is_loss:
             micro.goes_on = True
             if isinstance(gradient, Tensor) and _is_plain(root) and _is_plain(gradient):
@@ -174,7 +178,7 @@ class Losses:
 
     def note_root(self, root: Any) -> bool:
         """Note what a backward begins from; returns whether it is a loss."""
-        is_loss = _is_plain(root) and not root.dim() and root.is_floating_point()
+        is_loss = _is_plain(root) and root.numel() == 1 and root.is_floating_point()
         unscaled, self._unscaled = self._unscaled, None
         if is_loss:
             self._roots.append(root.detach() if unscaled is None else unscaled)
@@ -186,12 +190,6 @@ class Losses:
         return torch.cat([on_device(one, roots[0].device) for one in roots]) if roots else None
 
     @property
-    def are_squared(self) -> bool:
-        """Whether the losses of this step are squared distances."""
-        calls = [call for one in self._micro for call in one.calls if call.weight is not None]
-        return bool(calls) and all(call.squared for call in calls)
-
-    @property
     def go_on(self) -> bool:
         """Whether all backwards of this step went on with gradients of other ranks."""
         return bool(self._micro) and all(one.goes_on for one in self._micro)
@@ -201,6 +199,13 @@ class Losses:
         """The number that multiplies all terms of each loss of this step; 1 without one."""
         factors = {one.factor for one in self._micro}
         return factors.pop() if len(factors) == 1 else 1.0
+
+    @property
+    def weight(self) -> float:
+        """The number that may be the loop's own weight of its losses, as 0.5 is: no count of ranks
+        or of micro-batches; 0 if each has another one."""
+        weights = {one.weight for one in self._micro}
+        return weights.pop() if len(weights) == 1 else float(not weights)
 
     def tensor(self, with_cleared: bool = True, batches: int = 0) -> Tensor | None:
         """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its

@@ -346,6 +346,15 @@ class Mailbox:
             self._note(f"posts are not kept since step {posts[0].step}: {error.strerror}")
             self._keep = ""
 
+    def silent_ranks(self) -> list[int]:
+        """The ranks that have posted nothing in a check that is open, as they take no step."""
+        posted = {rank for one in self._open.values() for rank in one.posts}
+        is_up = self._store is not None and not self.failed
+        for optimizer, check in list(self._open) if is_up else ():
+            names = {_name(optimizer, check, rank): rank for rank in range(1, self.world)}
+            posted |= {names[name] for name in self._store.present(list(names))}
+        return sorted(set(range(self.world)) - posted) if self._open else []
+
     @property
     def has_begun(self) -> bool:
         """Whether there is a thread: none can begin when the interpreter ends."""

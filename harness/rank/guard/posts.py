@@ -162,6 +162,8 @@ class Post:
     """What the epoch has given so far of datasets that the ranks split."""
     passes: list[Pass] = field(default_factory=list)
     """The epochs that have ended since the last post."""
+    orders: list[list[int]] = field(default_factory=list)
+    """The first batches of epochs that are the first ones after a load."""
     edited: bool = False
     """Whether the loop has written gradients after the last backward of the step."""
     stale: bool = False
@@ -176,16 +178,20 @@ class Post:
     factor: float = 1.0
     """The number that multiplies a loss of classes and its other terms, of which only the former is
     divided by a number."""
-    squared: bool = False
-    """Whether its losses are squared distances."""
+    weight: float = 1.0
+    """Which part of the number that multiplies its losses may be the loop's own weight of them."""
     gathers: bool = False
-    """Whether the loop gathered tensors of all ranks for the step."""
+    """Whether the loop has gathered tensors of all ranks before a loss."""
+    reduced: int = 0
+    """The values that the loop itself reduced in the step, after a backward."""
     hooked: bool = False
     """Whether the loop has hooks around the optimizer's step."""
     separate: bool = False
     """Whether the backwards of the step are those of several losses of the same rows."""
     dropped: int = 0
     """How often gradients were cleared before a step used them."""
+    planned: int = 0
+    """The micro-batches of a step that its loop was asked for; 0 if that is not known."""
     is_whole: bool = False
     """Whether the step had as many micro-batches as the first one, and several."""
     foreign: int = 0
@@ -198,6 +204,8 @@ class Post:
     """A reduction that is no mean on purpose, such as PowerSGD."""
     outer: bool = False
     """Whether another optimizer has the same parameters, as the outer one of DiLoCo."""
+    joined: int = 0
+    """The steps before the last end of a ``join()``, in which ranks may have unlike numbers."""
     unreduced: bool = False
     """Whether the loop told DDP to reduce nothing in all backwards of the step."""
     averages: str = ""
@@ -207,6 +215,8 @@ class Post:
     calls: list[list[Any]] = field(default_factory=list)
     """Where a loss was not finite, the modules that this step called, in the order in which they
     ended: name, class, and whether no other module contains it."""
+    buffers: list[str] = field(default_factory=list)
+    """In the last post, the names of the model's buffers."""
     opaque: str = ""
     """Why their outputs cannot be looked at."""
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -227,7 +237,7 @@ class Post:
     ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute value of each
     used gradient, and of each weight before and after the step; ``calls``: three such sizes of each
     call; ``unrounded``: by parameter how many of its values are not those that the optimizer steps,
-    rounded; ``states``: the bit sums of all parts of ``states``."""
+    rounded; ``states`` and ``buffers``: bit sums of what has these names."""
 
     form: str = ""
     """Posts of one form have the same header, beside what is of the rank alone, so that their

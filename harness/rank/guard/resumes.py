@@ -45,14 +45,14 @@ class Resume:
         if change is None:
             return
         before, rate = change
-        if self._steps == 1:
+        if self._steps == 1 and self._is_of_schedule(rate, optimizer):
             text = (
                 f"the learning rate was {before:.4g} in the loaded state, and the first step uses "
                 f"{rate:.4g}"
             )
             yield LocalAlarm("schedule", "resume", text, abs(rate - before))
             self._steps = 2
-        elif self._begun and self._count > BEGINNING:
+        elif self._steps == 2 and self._begun and self._count > BEGINNING:
             text = (
                 f"the loaded state has taken {self._count:.0f} steps, and {self._begun} begins "
                 f"with the first one: the second step after the load uses the learning rate "
@@ -80,6 +80,15 @@ class Resume:
             if before and rate is not None and abs(before - rate) > NEAR * abs(before):
                 return before, rate
         return None
+
+    def _is_of_schedule(self, rate: float, optimizer: Any) -> bool:
+        """Whether a schedule may have set this rate: its first one, or its last. A loop that sets
+        another one after a load does so on purpose, as after a plateau."""
+        return any(
+            rate in getattr(one, name, ())
+            for one in self._schedules(optimizer)
+            for name in ("base_lrs", "_last_lr")
+        )
 
     def _goes_on(self, optimizer: Any) -> bool:
         """Whether a schedule is beyond its beginning. Otherwise a state that has no steps, as that

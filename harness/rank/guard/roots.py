@@ -6,12 +6,15 @@ Only numbers of the host are read, so nothing waits for a device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .callers import numbers_of_losses
 
 DEPTH = 64
 """Operations between a loss and what it is made of."""
@@ -41,35 +44,59 @@ class Term:
 
 
 @dataclass
-class PlainMean:
-    """The mean that a loss is."""
+class Chain:
+    """The numbers by which a loss is multiplied, down to the first operation that does more."""
 
-    node: Any
-    """The operation."""
-    number: float
-    """By which number the loss multiplies it."""
+    node: Any = None
+    """That operation; None of a leaf."""
+    place: int = 0
+    """The number of its output."""
+    numbers: list[tuple[float, bool]] = field(default_factory=list)
+    """Those of the host, the last one first, each with whether it divides."""
+    is_whole: bool = True
+    """Whether there is no other number between, such as one on a device."""
+    follows: bool = False
+    """Whether the first of these numbers is the last operation of the loss."""
+
+    @property
+    def factors(self) -> list[float]:
+        """What multiplies: the number, or its reciprocal."""
+        return [1 / number if divides else number for number, divides in self.numbers]
+
+    @property
+    def factor(self) -> float:
+        """By which number the loss multiplies what is below."""
+        return math.prod(self.factors)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the loss is a mean, times numbers of the host and plus a constant."""
+        return self.is_whole and _kind(self.node) == "Mean"
+
+    def weight(self, files: Iterable[str]) -> float:
+        """Which part of the factor may be a weight that the code of some files chose: all but
+        counts, such as those of ranks, of micro-batches, or of tokens. A count is a whole number by
+        which no line of the code multiplies or divides a loss: ``loss / 2`` has a weight."""
+        counts = {number for number, _ in self.numbers if number >= 2 and number.is_integer()}
+        counts -= numbers_of_losses(files) if counts else frozenset()
+        pairs = zip(self.numbers, self.factors)
+        return math.prod(factor for (number, _), factor in pairs if number not in counts)
 
 
-def plain_mean(root: Any) -> PlainMean | None:
-    """The mean of something, if a loss is that, times a number of the host and plus a constant;
-    None for another loss."""
-    factor, edge = 1.0, (root.grad_fn, root.output_nr)
+def chain_of(root: Any) -> Chain:
+    """The numbers at the end of a loss."""
+    chain = Chain(root.grad_fn, root.output_nr)
+    chain.follows = root.grad_fn is not None and _number(root.grad_fn) is not None
     for _ in range(DEPTH):
-        node, _ = edge
-        if _kind(node) == "Mean":
-            return PlainMean(node, factor)
-        number = 1.0 if _kind(node) in SAME or _adds_constant(node) else _number(node)
-        if node is None or number is None:
-            return None
-        factor *= number
-        edge = _next(edge)
-    return None
-
-
-def last_number(root: Any) -> float:
-    """The number of the host by which the last operation of a loss multiplies it; 1 without one."""
-    number = _number(root.grad_fn) if root.grad_fn is not None else None
-    return 1.0 if number is None else number
+        node = chain.node
+        if _operand(node) is not None:
+            number = _number(node)
+            chain.is_whole = chain.is_whole and number is not None
+            chain.numbers += [] if number is None else [(number, _kind(node) == "Div")]
+        elif node is None or not (_kind(node) in SAME or _adds_constant(node)):
+            break
+        chain.node, chain.place = _next((node, chain.place))
+    return chain
 
 
 def _adds_constant(node: Any) -> bool:
@@ -79,27 +106,17 @@ def _adds_constant(node: Any) -> bool:
     return bool(getattr(node, "_saved_alpha", 1) == 1)
 
 
-def factor_of_terms(root: Any) -> float:
+def factor_of_terms(chain: Chain) -> float:
     """The number that multiplies a loss of classes together with its other terms, if only the
     former is divided by a number before, as by that of all tokens; 1 if there is no such number."""
-    factor, edge = 1.0, (root.grad_fn, root.output_nr)
-    for _ in range(DEPTH):
-        node, _ = edge
-        kind, number = _kind(node), _number(node)
-        if kind == "Add":
-            break
-        if node is None or not (kind in SAME or number is not None):
-            return 1.0
-        factor *= number if number is not None else 1.0
-        edge = _next(edge)
-    terms = _terms(edge)
+    terms = _terms((chain.node, chain.place)) if chain.is_whole else []
     of_classes = [term for term in terms if term.kind in OF_CLASSES]
     others = [term for term in terms if term.kind not in OF_CLASSES]
     if len(of_classes) != 1 or not others or not of_classes[0].divisors:
         return 1.0
     divisors = of_classes[0].divisors
     is_shared = any(_is_same(a, b) for term in others for a in term.divisors for b in divisors)
-    return 1.0 if is_shared else factor
+    return 1.0 if is_shared else chain.factor
 
 
 def at_arrival(root: Any, handler: Callable[[Tensor], None], node: Any = None) -> None:
@@ -150,14 +167,12 @@ def _next(edge: Edge) -> Edge:
 
 
 def _number(node: Any) -> float | None:
-    """By which number of the host an operation multiplies; None if it does anything else."""
-    kind, operand = _kind(node), _operand(node)
+    """The number of the host by which an operation multiplies or divides; None if it does anything
+    else."""
+    operand = _operand(node)
     if operand is None or operand.device.type != "cpu" or operand.numel() != 1:
         return None
-    value = float(operand)
-    if kind == "Div":
-        return 1 / value if value else None
-    return value
+    return float(operand) if _kind(node) == "Mul" or operand else None
 
 
 def _operand(node: Any) -> Tensor | None:

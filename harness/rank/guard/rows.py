@@ -6,7 +6,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -31,6 +31,10 @@ CHANCE = 1e-4
 """A sampler that draws with replacement gives a batch again so seldom that it is a fault."""
 LEAST_ORDERS = math.log(1e7)
 """The logarithm of how many orders the rows of an epoch have at least, if they are compared."""
+IGNORED = -100
+"""The label that counts in no loss."""
+LEAST_UNMASKED = 4
+"""Batches without a masked label that make a fault: a row may have no prompt."""
 PASSES = 3
 """Epochs of a loader of which rank 0 learns how often they have a row."""
 
@@ -62,6 +66,8 @@ class Loader:
         """The first epochs that train, of which rank 0 has not learned yet."""
         self._goes_on = goes_on
         """Whether the next one may be the rest of one that began before a save."""
+        self._resumed: Epoch | None = None
+        """The first epoch after a load, until rank 0 has learned with which rows it begins."""
         self._passes = 0
         """Those of which it has."""
         self._iterator: Callable[[], Any] = _nothing
@@ -158,6 +164,7 @@ class Loader:
             self._surprise += before.part.surprise
             self._splits = self._splits and not before.part.repeats
         epoch.goes_on, self._goes_on = self._goes_on, False
+        self._resumed = epoch if epoch.goes_on else self._resumed
         if epoch.goes_on or self._passes + len(self._open) < PASSES:
             self._open.append(epoch)
 
@@ -206,6 +213,20 @@ class Loader:
         if epoch is not None and trained is not None:
             yield self._pass(self._passes + 1, epoch, *trained)
 
+    def order(self) -> list[int]:
+        """The first batches of the last epoch that trained, if it is over and shuffled."""
+        epoch = self._trained
+        is_over = epoch is not None and epoch.is_over and self._shuffles
+        return epoch.first if epoch is not None and is_over and _has_orders(epoch) else []
+
+    def resumed_order(self) -> list[int]:
+        """The first batches of the first epoch after a load; empty before these have trained."""
+        epoch = self._resumed
+        if epoch is None or not epoch.has_begun:
+            return []
+        self._resumed = None
+        return epoch.first
+
     def _pass(self, number: int, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
         return Pass(self.number, number, self._size, rows, epoch.largest, epoch.stuck, sampled)
 
@@ -215,13 +236,17 @@ def _nothing() -> None:
 
 
 def _same_order(before: Epoch, epoch: Epoch) -> LocalAlarm | None:
-    if math.lgamma(max(before.rows, epoch.rows) + 1) < LEAST_ORDERS:
+    if not _has_orders(before) and not _has_orders(epoch):
         return None  # so few rows have this order again by chance
     text = (
         f"epoch {epoch.number} of a loader begins with the same rows in the same order "
         "as the epoch before (set_epoch?)"
     )
     return LocalAlarm("samples", "order", text)
+
+
+def _has_orders(epoch: Epoch) -> bool:
+    return math.lgamma(epoch.rows + 1) >= LEAST_ORDERS
 
 
 def _is_no_chance(epoch: Epoch, rows: int) -> bool:
@@ -250,6 +275,8 @@ class Rows:
         self.numbers = WorkerNumbers()
         self._rounds = Rounds(rounds)
         self._goes_on = False
+        self._unmasked, self._has_masks = 0, False
+        """Checked batches without a masked label, and whether another one had some."""
         self._count = 0
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._last: tuple[Loader, Callable[[], Any]] | None = None
@@ -293,10 +320,20 @@ class Rows:
         rows = digests(batch) if is_checked or is_compared else []
         if is_compared:
             loader.read_stream(self._rounds.read(iterator, rows))
+        if is_checked and (masks := _masks(batch)) is not None:
+            self._has_masks = self._has_masks or masks
+            self._unmasked += not masks
         if rows and is_checked:
             self._step.append((loader, rows[:MOST_ROWS]))
             if isinstance(index, list) and len(index) == len(rows):
                 self._values.setdefault(loader, {}).update(zip(index, rows))
+
+    def unmasked(self, setting: str) -> LocalAlarm | None:
+        """What is told if labels are to be masked by a setting, and those of no batch are."""
+        if not setting or self._has_masks or self._unmasked < LEAST_UNMASKED:
+            return None
+        text = f"{setting} is set, and no label of {self._unmasked} batches is masked: all count"
+        return LocalAlarm("samples", "unmasked", text)
 
     def ended(self, iterator: Any) -> None:
         """Note that an iterator has no batch any more."""
@@ -332,9 +369,29 @@ class Rows:
         """What rank 0 is to learn of epochs that are over."""
         return [one for loader in self.loaders for one in loader.passes()]
 
+    def orders(self) -> list[list[int]]:
+        """The first batches of the last epoch of each loader."""
+        return [order for loader in self.loaders if (order := loader.order())]
+
+    def resumed_orders(self) -> list[list[int]]:
+        """Those of the first epochs after a load."""
+        return [order for loader in self.loaders if (order := loader.resumed_order())]
+
     def begun(self) -> list[Pass]:
         """The epochs that train now, of each loader, in their middle."""
         return [one for loader in self.loaders for one in loader.begun()]
+
+
+def _masks(batch: Any) -> bool | None:
+    """Whether labels of a batch are masked, beside those of padding; None if it has none here."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, Tensor) or labels.device.type != "cpu":
+        return None
+    is_masked = labels == IGNORED
+    attended = batch.get("attention_mask")
+    if isinstance(attended, Tensor) and attended.shape == labels.shape:
+        is_masked &= attended.bool()
+    return bool(is_masked.any())
 
 
 def digests(batch: Any) -> list[int]:

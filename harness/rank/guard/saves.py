@@ -76,7 +76,7 @@ class Checkpoints:
             self.rows.restart(goes_on=True)
 
     def _note_save(self, event: Save) -> None:
-        note_save(event, self.trainings, self.rows.begun())
+        note_save(event, self.trainings, self.rows.begun(), self.rows.orders())
 
     def _save(self, event: Save, call: Callable[[], Any]) -> Any:
         if self._is_saving or threading.current_thread() is not self._fence.thread:
@@ -89,7 +89,12 @@ class Checkpoints:
             self._is_saving = False
 
 
-def note_save(event: Save, trainings: Sequence[Training], begun: Sequence[Pass]) -> None:
+def note_save(
+    event: Save,
+    trainings: Sequence[Training],
+    begun: Sequence[Pass],
+    orders: Sequence[Sequence[int]] = (),
+) -> None:
     """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
     if trainings and event.is_by_torch:
         trainings[0].states.note_parts(trainings[0].steps, event.path, event.state)
@@ -100,7 +105,7 @@ def note_save(event: Save, trainings: Sequence[Training], begun: Sequence[Pass])
     if isinstance(event, SavedTensors) or not has_optimizer:
         return
     for training in _concerned(event, trainings):
-        training.save(event.path, event.state if event.is_by_torch else None, begun)
+        training.save(event.path, event.state if event.is_by_torch else None, begun, orders)
     if event.is_distributed and trainings:
         states, step = trainings[0].states, trainings[0].steps
         states.note_file(WRITTEN, step, event.path, event.state)

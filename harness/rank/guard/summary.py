@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .budget import FIRST_CHECKS, LEAST_SECONDS, LEAST_STEPS, Cost
+from .checks.common_rows import NAME as COMMON_ROWS
 from .checks.views import Memory
 from .optimizers import MOMENTS
 from .report import Report
@@ -60,6 +61,11 @@ def not_seen(
         for one in trainings
         if one.is_left_out
     ]
+    if names := sorted({name for one in trainings for name in one.copies}):
+        sentences.append(
+            f"copies of the model that no optimizer has, such as averages ({', '.join(names)}): "
+            "whether the loop updates them, and what a save and a load make of them"
+        )
     if optimizers > most == len(trainings):
         sentences.append(f"only {most} of {optimizers} optimizers are checked")
     return sentences
@@ -101,8 +107,8 @@ def blind(
         sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
     elif ranks > 1 and "samples" not in compared:
         sentences["samples"] = "rows are not compared: they were read before the steps"
-    if "samples" in sentences and compared.get("targets"):
-        sentences["samples"] += ". Only targets and losses show if all ranks have the same rows"
+    if "samples" in sentences and compared.get(COMMON_ROWS):
+        sentences["samples"] += ". Only gradients show if all ranks have the same rows"
     return sentences
 
 

@@ -8,6 +8,7 @@ positions. All samples stay on the device; ``post`` copies them once, and does n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
@@ -22,6 +23,7 @@ from .backwards import Backwards
 from .budget import FIRST_CHECKS, Cost
 from .clips import ClipOrder, Clips
 from .costs import CheckCosts
+from .final_sums import FinalSums, versions
 from .gradient_samples import GradientSamples
 from .leftovers import Leftovers
 from .module_outputs import ModuleOutputs
@@ -30,15 +32,12 @@ from .parameters import Modules, Watched, count_foreign, is_complete, watched
 from .posts import LAST, LocalAlarm, Pass, Post
 from .resumes import Resume
 from .rotation import chosen
-from .samples import Positions, joined, largest, local, version
+from .samples import Positions, joined, largest
 from .skips import Skips
 from .training_states import MODEL, States
 from .update_samples import UpdateSamples
 from .weight_sums import WeightSums
 from .written_weights import written_weights
-
-LOOKED_AT = 8
-"""Weights whose versions say whether a loop moves weights within a step."""
 
 MOST_WAITS = 16
 """Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
@@ -73,6 +72,8 @@ class Training:
         """Whether another optimizer has the same parameters."""
         self.is_in_modules = True
         """Whether modules have parameters of the optimizer: others are copies of them."""
+        self.copies: list[str] = []
+        """The classes of modules that are copies of what is trained."""
         self.is_complete = True
         """Whether this rank has all that is trained: the others have copies of it."""
         self.searches = False
@@ -98,6 +99,7 @@ class Training:
         self._numbers: list[int] = []
         """The parameters that this check looks at."""
         self._sums: WeightSums | None = None
+        self._final = FinalSums()
         self._leftovers = Leftovers()
         self.resume: Resume | None = None
         """The load after which the next step is one of the first; None without one."""
@@ -107,6 +109,8 @@ class Training:
         self._was_alone = False
         """Whether nothing reduced the gradients of the last checked step."""
         self.counts = BackwardCounts(backwards)
+        self.joined = 0
+        """The steps before the last end of a ``join()``."""
         self.foreign = 0
         """Tensors of the optimizer that belong to no module, and had no gradient in the last
         check."""
@@ -118,6 +122,8 @@ class Training:
         if GradientSamples is None:  # the interpreter ends, and has cleared this module
             return
         self.disarm()
+        with contextlib.suppress(Exception):  # what it held may be gone, too
+            self._note_end()
         self._watched, self._modules, self._sums = [], None, None
         self._samples = GradientSamples([], [], 0)
 
@@ -152,6 +158,7 @@ class Training:
             self._trained, self._ids = trained, frozenset(map(id, parameters))
             self._described, self._sums, self._leftovers = False, None, Leftovers()
             self.is_complete = is_complete([one.described for one in self._watched])
+            self.copies = self._modules.copies(self._ids)
             self.is_in_modules = not self._modules.names.keys().isdisjoint(self._ids)
             self._sums = WeightSums(self._watched)
             self.costs.setup += time.perf_counter() - started
@@ -159,7 +166,7 @@ class Training:
         self.check += 1
         self.armed, self._waits = True, 0
         self._reset()
-        self._versions = self._versions_of_weights()
+        self._versions = versions(self._watched)
         self._numbers = chosen([entry.described.name for entry in self._watched], self.check)
         assert self._sums is not None  # noqa: S101
         looks_outside = self.check <= FIRST_CHECKS and self._was_alone
@@ -275,9 +282,6 @@ class Training:
         """Whether the backwards of this step are those of several losses of the same rows."""
         return self._backwards_of_step.are_separate(batches)
 
-    def _versions_of_weights(self) -> list[int]:
-        return [version(local(one.parameter)) for one in self._watched[:LOOKED_AT]]
-
     def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
         self.counts.skip(backwards)
@@ -306,7 +310,7 @@ class Training:
         if not self.armed or (self._samples.used is not None and not is_of_wrapper):
             return
         if not is_of_wrapper:
-            self._has_moved = self._versions != self._versions_of_weights()
+            self._has_moved = self._versions != versions(self._watched)
         self._samples.take_used(self.optimizer(), is_of_wrapper)
 
     def note_clip(self, ids: set[int], limit: Any, backwards: int) -> None:
@@ -367,12 +371,16 @@ class Training:
             self.alarms += self.resume.before_step(self.optimizer())
             self.resume = None if self.resume.is_over else self.resume
 
-    def save(self, path: str, content: Any, begun: Sequence[Pass]) -> None:
+    def save(
+        self, path: str, content: Any, begun: Sequence[Pass], orders: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Note what is trained: a checkpoint is saved. ``content`` is what this rank writes alone,
-        perhaps for others, and ``begun`` are the epochs in whose middle it is."""
+        perhaps for others, ``begun`` are the epochs in whose middle it is, and ``orders`` the first
+        batches of epochs that are over."""
         if self.steps and self._watched:
             optimizer = self.optimizer()
-            self.states.save(self.steps, optimizer, self._watched, path, begun)
+            self._note_end()
+            self.states.save(self.steps, optimizer, self._watched, path, begun, orders)
             if content is not None and not self.is_complete:
                 self.states.note_gathered(self.steps, optimizer, self._watched, path, content)
 
@@ -409,6 +417,7 @@ class Training:
         batches were read; returns whether it was checked."""
         self.costs.end_step(self.armed)
         self.steps += 1
+        self._final.end_step(self.steps, self._watched)
         self.skips.taken()
         if self._waits == MOST_WAITS and not self.is_left_out:
             self.next_step, self._waits = self.steps + 1, 0
@@ -456,6 +465,7 @@ class Training:
         if not self._is_wrapped:
             self.foreign = post.foreign = count_foreign(optimizer, modules)
         post.outer, post.unreduced = self.is_shared, not notes.reduces
+        post.joined = self.joined
         post.averages = modules.averages if modules else ""
         post.unheld = [
             one.described.name
@@ -487,9 +497,15 @@ class Training:
 
     def last_post(self, rank: int) -> Post:
         """What rank 0 does not know yet when the training is over."""
-        post = Post(rank, self.number, LAST, self.steps)
+        post = Post(rank, self.number, LAST, self.steps, joined=self.joined)
+        self._note_end()
+        self._final.describe(post)
         self._add_states(post)
         return post
+
+    def _note_end(self) -> None:
+        if self._sums is not None and self._modules is not None and not self.is_inner:
+            self._final.note(self._watched, self._sums, self._modules)
 
     def _add_states(self, post: Post) -> None:
         post.states, sums = self.states.take()

@@ -85,6 +85,8 @@ class TrainingState:
     """Whether a load into a state that was there has left the rates as they were."""
     begun: list[dict[str, Any]] = field(default_factory=list)
     """At a save, the fields of a ``Pass`` for each loader in the middle of an epoch."""
+    orders: list[list[int]] = field(default_factory=list)
+    """At a save, a number for each of the first batches of a loader's last epoch."""
     numbers: dict[str, Any] = field(default_factory=dict)
     """What is no tensor in a file."""
     parts: list[list[Any]] = field(default_factory=list)
@@ -133,15 +135,17 @@ class States:
         watched: Sequence[Watched],
         path: str,
         begun: Sequence[Pass],
+        orders: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Note the state of a training that is saved, in the middle of these epochs; in one step
-        once."""
+        """Note the state of a training that is saved, in the middle of the epochs ``begun``, or
+        after epochs with these first batches; in one step once."""
         for state, _ in self._states:
             if (state.event, state.step) == (SAVED, step):
                 state.path = path or state.path
                 return
         state = TrainingState(SAVED, step, path, rates=rates(optimizer))
         state.begun = [asdict(one) for one in begun]
+        state.orders = [list(one) for one in orders]
         self._note(state, optimizer, watched)
 
     def resume(self, optimizer: Any, watched: Sequence[Watched]) -> None:

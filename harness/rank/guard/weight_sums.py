@@ -60,10 +60,10 @@ class WeightSums:
 
     def tensors(self) -> dict[str, Tensor | None]:
         """What a post has of the check that ends now."""
-        bits = self._end_check()
+        bits = self.end_check()
         return {"bits": bits, "outside": self.outside, "unrounded": self.unrounded}
 
-    def _end_check(self) -> Tensor:
+    def end_check(self) -> Tensor:
         """The bit sums after the step. A step overwrites weights that are copies of others, and so
         heals them: their sums have those before the step in them, too."""
         sums = dict(zip(self._numbers, self._sums(self._numbers)))

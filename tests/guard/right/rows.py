@@ -381,3 +381,19 @@ def made_when_read() -> Steps:
     torch.manual_seed(dist.get_rank())
     loader = DataLoader(Made(), ROWS, shuffle=True, generator=torch.Generator().manual_seed(0))
     return _reading(loader)
+
+
+@loop
+def unlike_numbers_of_batches() -> Steps:
+    """Ranks with fewer batches follow the others to the end of each epoch."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    data = batches()
+    for _ in range(3):
+        with model.join():
+            for _ in range(3 + 2 * dist.get_rank()):
+                optimizer.zero_grad()
+                loss = classes_loss(model, next(data))
+                loss.backward()
+                optimizer.step()
+                yield model, loss

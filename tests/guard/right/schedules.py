@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -28,6 +29,26 @@ def _by(make: Any, kind: Any = None, interval: int = 1) -> Steps:
                 schedule.step(float(mean))
             else:
                 schedule.step()
+        yield model, loss
+
+
+@loop
+def best_again() -> Steps:
+    """Goes back to its best state after a plateau, with half the rate."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step, batch in enumerate(batches()):
+        if step == 5:
+            best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        if step == 10:
+            rate = optimizer.param_groups[0]["lr"]
+            model.load_state_dict(best[0])
+            optimizer.load_state_dict(best[1])
+            optimizer.param_groups[0]["lr"] = rate / 2
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
         yield model, loss
 
 

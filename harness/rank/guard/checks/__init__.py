@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from .accumulation import accumulation
 from .checkpoints import checkpoints
 from .clipping import clipping
+from .common_rows import common_rows
 from .finite import finite
 from .gradients import gradients
 from .groups import groups
@@ -14,7 +15,6 @@ from .masters import masters
 from .precision import precision
 from .replicas import replicas
 from .samples import samples
-from .targets import targets
 from .updates import unheld, updates
 from .views import Alarm, Memory, View
 
@@ -30,7 +30,7 @@ CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
     "finite": finite,
     "accumulation": accumulation,
     "samples": samples,
-    "targets": targets,
+    "common rows": common_rows,
     "checkpoints": checkpoints,
 }
 """Each check, by the name under which an option chooses it."""

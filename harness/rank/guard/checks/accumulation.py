@@ -28,8 +28,6 @@ class LossCount:
     """Micro-batches of each rank."""
     summed: bool
     """Whether all losses are sums."""
-    squared: bool
-    """Whether all losses are squares of distances: half of one is usual, too."""
     weighted: bool
     """Whether micro-batches, or ranks, have different weights."""
     whole: bool
@@ -65,11 +63,10 @@ def _count_of_function(views: Sequence[View]) -> LossCount | None:
         summed = summed and bool((count > 1).all())
     if len(counts) != 1:
         return None
-    squared = all(view.post.squared for view in views)
     weighted = max(weights) - min(weights) > LOSS_NEAR * max(weights)
     whole = any(view.post.whole_losses for view in views)
     total = sum(totals) / len(totals)
-    return LossCount(total, counts.pop(), summed, squared, weighted, whole, has_terms)
+    return LossCount(total, counts.pop(), summed, weighted, whole, has_terms)
 
 
 def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -89,11 +86,10 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         return
     memory.uncounted = ""
     memory.compared["accumulation"] = micro
+    yield from _early(views, losses, memory)
     memory.most_micro = max(memory.most_micro, micro)
     if micro < memory.most_micro:
         return  # the last group of an epoch may be short, and divided as the others are
-    if losses.squared and abs(2 * total - 1) <= 2 * LOSS_NEAR:
-        return  # half of a squared distance
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
         yield from _uneven(views, losses, memory)
         return  # a reduction by sum makes up for a loss that is divided by the ranks
@@ -115,6 +111,9 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if factor == ranks and not losses.whole and any(view.post.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
+            if reason := _why_unclear(views, losses, name, memory):
+                memory.not_seen["weight"] = f"{sentence}: {reason}"
+                return
             of = f"{number_of(micro, 'micro-batch', 'es')}, {number_of(ranks, 'rank')}"
             text = f"{sentence}: {IN_WORDS[name]} ({of})"
             yield Alarm("accumulation", "weight", text, who, total, factors=names)
@@ -132,6 +131,41 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             text = f"{sentence}: about {IN_WORDS[name]}"
             yield Alarm("accumulation", "weight", text, who, total, factors=[name])
             return
+
+
+def _why_unclear(views: Sequence[View], losses: LossCount, name: str, memory: Memory) -> str:
+    """Why it may be right that a step counts a loss so often; empty if it is wrong.
+
+    Counts of ranks and of micro-batches have the same effect as a number that the loop chose. So an
+    alarm needs a loss in which no such number is, and a reduction that is seen.
+    """
+    weights = {view.post.weight for view in views if not view.post.goes_on}
+    if weights != {1.0}:
+        return "perhaps as a weight of the loop's own, such as 0.5 * loss"
+    is_of_ranks = "ranks" in name
+    if is_of_ranks and losses.summed and not losses.total < 1:
+        return "it is a sum over its rows"
+    if is_of_ranks and not (memory.has_factor and memory.compared.get("gradients")):
+        return "perhaps what reduces the gradients makes up for that"
+    return ""
+
+
+EARLY = 4
+"""So many checks in a row make a fault: the last step of an epoch may have fewer micro-batches."""
+
+
+def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
+    """A step has as many micro-batches as its losses are divided by, if a package divides them."""
+    plans = {view.post.planned for view in views}
+    plan = plans.pop() if len(plans) == 1 else 0
+    is_early = losses.micro < plan and abs(losses.total * plan / losses.micro - 1) <= LOSS_NEAR
+    memory.early = memory.early + 1 if is_early else 0
+    if memory.early >= EARLY:
+        text = (
+            f"each step comes after {losses.micro} of {number_of(plan, 'micro-batch', 'es')}, and "
+            f"the losses are divided by {plan}"
+        )
+        yield Alarm("accumulation", "early", text, [view.rank for view in views], losses.total)
 
 
 def _stages(views: Sequence[View]) -> Iterator[Alarm]:

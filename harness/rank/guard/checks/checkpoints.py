@@ -88,6 +88,8 @@ class State:
     """At a save, whether files got these weights, and no others."""
     begun: list[dict[str, Any]] = field(default_factory=list)
     """The fields of a ``Pass`` of all ranks, for each epoch that was in its middle."""
+    orders: list[list[int]] = field(default_factory=list)
+    """The first batches of epochs that were over, on the first rank."""
 
     def to_json(self) -> dict[str, Any]:
         wholes = {
@@ -224,7 +226,17 @@ def _merged(members: Sequence[Member]) -> State:
         for key, value in first_state.numbers.items()
         if all(state.numbers.get(key) == value for _, state, _ in members)
     }
-    names = ("event", "step", "path", "stamp", "count", "is_promised", "rates", "is_rate_kept")
+    names = (
+        "event",
+        "step",
+        "path",
+        "stamp",
+        "count",
+        "is_promised",
+        "rates",
+        "is_rate_kept",
+        "orders",
+    )
     fields = {name: getattr(first_state, name) for name in names}
     begun = _begun([[Pass(**one) for one in state.begun] for _, state, _ in members])
     ranks = [rank for rank, *_ in members]
@@ -308,6 +320,7 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
         return
     memory.compared["checkpoints"] = sum(map(len, saved.wholes.values()))
     memory.begun = [Pass(**one) for one in saved.begun]
+    memory.orders = saved.orders if state.is_promised else []
     yield from _rate(saved, state)
     lost = saved.unequal(state, _is_state) if is_whole else []
     if lost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
@@ -78,27 +78,35 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if right_ones is not None:
             _note_compared(right_ones, views, memory)
             return
-    for view, pairs in _pairs(views, memory):
+    unlike = _averaged_of_unlike_weights(views)
+    if unlike:
+        text = (
+            f"the ranks use the mean of their gradients of {named(unlike)}, and have other values "
+            "of these weights since the first step: nobody has sent those of one rank to the others"
+        )
+        yield Alarm("replicas", "beginning", text, [view.rank for view in views], 0.0, unlike)
+    for view, pairs in _pairs(views, memory, unlike):
         alarm = _judged_gradient(view, pairs, memory)
-        if alarm is None or (
-            alarm.kind == "longer" and _makes_up(alarm.size, losses, views, memory)
-        ):
+        is_sum = alarm is not None and alarm.kind == "longer"
+        if alarm is None or (is_sum and _may_be_right(alarm.size, losses, memory, len(views))):
             continue
         yield alarm
 
 
-def _makes_up(
-    factor: float, losses: Callable[[], LossCount | None], views: Sequence[View], memory: Memory
+def _may_be_right(
+    factor: float, losses: Callable[[], LossCount | None], memory: Memory, ranks: int
 ) -> bool:
-    """Whether a sum over ranks may make up for losses that are divided by the ranks."""
+    """Whether a sum over ranks may be right: it is wrong only if the loss of each rank is a mean.
+    A sum over rows, or a mean that is divided by the ranks, is to be summed."""
     count = losses()
-    if count is not None:
-        return abs(factor * count.total - 1) <= LOSS_NEAR
-    is_sum = 1 < round(factor) <= len(views) and abs(factor / round(factor) - 1) <= NEAR
+    if count is not None and abs(count.total - 1) <= LOSS_NEAR:
+        return False
+    if count is not None and (count.summed or abs(factor * count.total - 1) <= LOSS_NEAR):
+        return True
+    is_sum = 1 < round(factor) <= ranks and abs(factor / round(factor) - 1) <= NEAR
     if is_sum:
         memory.not_seen["scale"] = (
-            "gradients are summed over the ranks, and the loss is not seen: whether it is divided "
-            "by the ranks is not compared"
+            "gradients are summed over the ranks: whether the loss is divided by them is not seen"
         )
     return is_sum
 
@@ -235,20 +243,59 @@ def _usual_ratio(pairs: Sequence[Pair]) -> float:
     return next(ratio for (ratio, _), total in zip(ratios, sums) if 2 * total >= sums[-1])
 
 
-def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[Pair]]]:
-    """For each rank, the gradients that can be compared."""
+def _averaged_of_unlike_weights(views: Sequence[View]) -> list[str]:
+    """The parameters that had other values on each rank at first, and have other ones now, of whose
+    gradients each rank nevertheless uses the mean of all, or their sum."""
+    firsts = [view.first_bits for view in views if view.first_bits is not None]
+    is_one_model = len({together.table(view).columns.digest for view in views}) == 1
+    names = []
+    for number in views[0].numbers if is_one_model and len(firsts) == len(views) > 1 else ():
+        described = views[0].described[number]
+        values = zip(firsts, views)
+        pairs = [(int(first[number]), view.bits(number)) for first, view in values]
+        is_apart = all(len({*column}) > 1 for column in zip(*pairs))
+        gradients = [view.computed(number) for view in views]
+        computed = [one for one in gradients if one is not None]
+        if described.ranks or described.left_out or not is_apart or len(computed) < len(views):
+            continue
+        mean = torch.stack(computed).mean(0)
+        used_by_ranks = [used for *_, used in _used([(view, number) for view in views])]
+        is_mean = [
+            len(used) == len(mean)
+            and any(
+                float((used - times * mean).norm()) <= NEAR * float(used.norm())
+                for times in (1, len(views))
+            )
+            for used in used_by_ranks
+        ]
+        if len(is_mean) == len(views) and all(is_mean) and not _are_alike(computed[0], mean):
+            names.append(described.name)
+    return names
+
+
+def _pairs(
+    views: Sequence[View], memory: Memory, left_out: Collection[str]
+) -> Iterator[tuple[View, list[Pair]]]:
+    """For each rank, the gradients that can be compared, but for those of some parameters.
+
+    If ranks have other gradients, and copies of the weight are equal after the step, bit by bit,
+    then the step has moved nothing, or it reduces gradients itself: what they were before says
+    nothing.
+    """
     group_of = groups_of(views)
     groups: dict[Any, list[tuple[View, int]]] = {}
     for view in views:
         for number in view.numbers:
             described = view.described[number]
+            if described.name in left_out:
+                continue
             if described.optimized or described.begin or described.end < described.numel:
                 key = described.name, group_of(view, described)
                 groups.setdefault(key, []).append((view, number))
     pairs: dict[int, list[Pair]] = {view.rank: [] for view in views}
     alone: list[bool | None] = []
     ties: dict[Any, list[Pair]] = {}
-    compared, names = set(), set()
+    compared, names, in_step = set(), set(), set()
     for (name, *_), members in groups.items():
         names.add(name)
         expected = members[0][0].described[members[0][1]].ranks
@@ -265,10 +312,15 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             return  # a loss scaler skips such a step, and its gradients are in none
         largest = max(float(gradient.norm()) for gradient in present)
         is_left_alone = not expected or all(view.post.unreduced for view, _ in members)
-        if len(present) > 1 and is_left_alone:
-            alone.append(_is_alone(members))
         used_by_ranks = list(_used(members))
         common = _are_common(used_by_ranks)
+        has_equal_weights = len({view.bits(number) for view, number in members}) == 1
+        if is_left_alone and not common and has_equal_weights:
+            in_step.add(name)
+            alone.append(False)
+            continue
+        if len(present) > 1 and is_left_alone:
+            alone.append(_is_alone(members))
         for view, number, position, used in used_by_ranks:
             compared.add(name)
             part = mean[position : position + len(used)]
@@ -284,7 +336,8 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         for pair in tied:
             pair.tied = [mean for name, mean in means.items() if name != pair.name]
     memory.unreduced = True in alone and False not in alone
-    _note_compared({name: name in compared for name in names}, views, memory)
+    memory.has_factor = memory.has_factor and not in_step
+    _note_compared({name: name in compared for name in names}, views, memory, in_step)
     for view in views:
         if pairs[view.rank]:
             yield view, pairs[view.rank]
@@ -362,8 +415,11 @@ def _are_alike(gradient: Tensor | None, second: Tensor | None) -> bool:
     return float(remainder.norm()) <= NEAR * float(second.norm()) + 1e-30
 
 
-def _note_compared(compared: dict[str, bool], views: Sequence[View], memory: Memory) -> None:
-    """Note of each parameter that this check looks at whether its gradients were compared."""
+def _note_compared(
+    compared: dict[str, bool], views: Sequence[View], memory: Memory, in_step: Collection[str] = ()
+) -> None:
+    """Note of each parameter that this check looks at whether its gradients were compared. The
+    step itself may reduce those of the parameters ``in_step``."""
     memory.compared["gradients"] = sum(compared.values())
     memory.compared_gradients.update(compared)
     without_comparison = {
@@ -379,6 +435,7 @@ def _note_compared(compared: dict[str, bool], views: Sequence[View], memory: Mem
         for d in described
         if d.name in without_comparison
     }
+    reasons |= {"the optimizer's step may reduce them itself"} if in_step else set()
     why = ", ".join(sorted(reason for reason in reasons if reason)) or "no gradient was seen"
     memory.not_seen["gradients"] = (
         f"gradients of {len(without_comparison)} of {len(memory.compared_gradients)} parameters "

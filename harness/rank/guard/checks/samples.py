@@ -30,6 +30,7 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """In a step no two ranks of a data-parallel training read the same rows, and epochs are
     different."""
     yield from passes(views, memory)
+    yield from _replayed(views, memory)
     groups = splitting_groups(views)
     by_loader: dict[int, dict[int, list[int]]] = {}
     for view in views:
@@ -160,6 +161,16 @@ def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
             "another order"
         )
         yield Alarm("samples", "resume", text, sorted(by_rank), float(common))
+
+
+def _replayed(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """After a load of the whole training, an epoch has another order than before the save."""
+    if any(order in memory.orders for order in views[0].post.orders):
+        text = (
+            "the epoch after the load begins with the same rows in the same order as the one "
+            "before the save: the loader has forgotten how many epochs it has read"
+        )
+        yield Alarm("samples", "replayed", text, [view.rank for view in views])
 
 
 def _stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass]) -> Iterator[Alarm]:

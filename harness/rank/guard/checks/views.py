@@ -59,6 +59,8 @@ class Memory:
     """How often the last check found the loss counted, if that was not once, ..."""
     steady: int = 0
     """... and in how many checks before that it was the same."""
+    early: int = 0
+    """The checks in a row whose step came after fewer micro-batches than its loop was asked for."""
     has_terms: bool = False
     """Whether the loss of a step had other terms than the value of torch's function."""
     uncounted: str = ""
@@ -73,13 +75,15 @@ class Memory:
     """Loaders of which ranks have other values for the same number."""
     begun: list[Pass] = field(default_factory=list)
     """After a load, the epochs of all ranks that were in their middle at its save."""
+    orders: list[list[int]] = field(default_factory=list)
+    """After a load of the whole training, the first batches of the epochs before its save."""
     passes: dict[tuple[int, int], dict[int, Pass]] = field(default_factory=dict)
     """By loader and epoch, the epochs of all ranks that are over."""
     surprises: dict[Any, float] = field(default_factory=dict)
     """By loader and group of ranks, how much speaks against rows that several ranks read by chance,
     as a logarithm."""
     alike: dict[tuple[int, ...], set[Any]] = field(default_factory=dict)
-    """By group of ranks, the targets and losses of checks in a row in which all had the same."""
+    """By group of ranks, the gradients and targets of checks in a row in which all had the same."""
     trainer: bool = False
     """Whether transformers' Trainer runs the steps."""
     rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
