@@ -215,37 +215,15 @@ def _without_zeros(row: Any) -> Any:
     return row[tuple(slice(int(first), int(last)) for first, last in zip(begin, end, strict=True))]
 
 
-EPOCHS = 1_000_000
-"""More than any probe takes."""
-
-
 def draw_one_order() -> None:
-    """Make every sampler draw the same order in each epoch, whatever its generator.
-
-    A sampler may draw several times in one epoch, in the same frame: torch's RandomSampler draws
-    once more for the remaining rows. If a generator begins an epoch in the same state as an earlier
-    epoch, because the script lacks set_epoch, the sampler draws that epoch's order again.
-    """
+    """Make every sampler that shuffles read the rows as they lie in the dataset, as one that does
+    not shuffle reads them: Lightning shuffles on several ranks what one rank reads in sequence.
+    Generators are in the same state afterwards as without that."""
     import torch
 
-    epochs = dict[int, tuple[Any, int, int]]()
-    begun: dict[tuple[int, str], int] = {}
-
-    def draw(randperm: Any, /, count: int, *arguments: Any, **keywords: Any) -> Any:
-        frame = calling_frame()
-        if not any(part in frame.f_code.co_filename for part in SAMPLERS):
-            return randperm(count, *arguments, **keywords)
-        previous, epoch, draws = epochs.get(count, (None, -1, 0))
-        if frame is previous:
-            draws += 1
-        else:
-            source, number = keywords.get("generator"), sum(size == count for size, _ in begun)
-            state = f"epoch {number}" if source is None else digest(source.get_state())
-            if source is not None:
-                randperm(count, *arguments, **keywords)  # as a sampler may keep its generator
-            epoch, draws = begun.setdefault((count, state), number), 0
-        epochs[count] = frame, epoch, draws
-        generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)
-        return randperm(count, generator=generator)
+    def draw(randperm: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        order = randperm(*arguments, **keywords)
+        file = calling_frame().f_code.co_filename
+        return order.sort().values if any(part in file for part in SAMPLERS) else order
 
     Patches().wrap(torch, "randperm", draw)

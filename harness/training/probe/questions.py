@@ -113,7 +113,7 @@ def probe(
         if layout.kind != AGAINST:
             answers.notes += remarks(run)
         if layout.kind:
-            comparison = _comparison(runner, settings, run, reference_run, baseline, of_layout)
+            comparison = _comparison(runner, settings, run, baseline, of_layout)
             if layout.kind == AGAINST and not run.failure:
                 answers.other_releases, answers.other_imported = run.releases, run.imported
                 answers.other_notes += _notes_on_other(whole_run, settings, base)
@@ -169,12 +169,7 @@ def _started(
 
 
 def _comparison(
-    runner: Runner,
-    settings: Settings,
-    run: Run,
-    reference_run: Run,
-    baseline: Reference,
-    of_layout: Runner,
+    runner: Runner, settings: Settings, run: Run, baseline: Reference, of_layout: Runner
 ) -> Compared:
     """Compare a layout in the way of its kind."""
     kind = run.layout.kind
@@ -189,7 +184,7 @@ def _comparison(
     comparison = compare_layout(runner, settings, run, baseline, of_layout)
     if kind == AGAINST and not run.failure:
         comparison = _against(runner, settings, comparison, run, baseline, of_layout)
-    _compare_whole(comparison, settings, run, reference_run)
+    _compare_whole(comparison, settings, run, baseline)
     return comparison
 
 
@@ -223,7 +218,7 @@ def _against(
         shift = {**shift, **_frozen_shift(runner, settings, run.layout, other, frozen)}
     if shift:
         name = f"{run.layout.name}, with the first weights of the reference"
-        shifted_layout = replace(run.layout, name=name, shift=shift, goes_on=False)
+        shifted_layout = replace(run.layout, name=name, shift=shift)
         again = without_cleared(
             other.start(shifted_layout).result(), baseline.steps, settings.same_rows
         )
@@ -305,15 +300,20 @@ def _about(run: Run) -> str:
     return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
 
 
-def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference_run: Run) -> None:
-    """Compare whole runs: the rows of an epoch, schedules, and evaluations."""
-    if comparison.no_answer:
+def _compare_whole(
+    comparison: Compared, settings: Settings, first_run: Run, baseline: Reference
+) -> None:
+    """Compare whole runs: the rows of an epoch and the schedules of the first runs, as one order of
+    all samplers hides what a shuffle does; the evaluations and checkpoints of those whose steps
+    were compared, as they depend on the weights."""
+    run, reference_run, first_reference = comparison.run, comparison.reference, baseline.run
+    if comparison.no_answer or not (run and reference_run and first_reference):
         return
     if settings.epoch and not comparison.broken:
-        over_all = epoch(run, reference_run, settings.same_rows)
+        over_all = epoch(first_run, first_reference, settings.same_rows)
         comparison.broken += [over_all] if over_all else []
     if not any(one.relation in (SAMPLES, "learning rate") for one in comparison.broken):
-        length = schedule(run.schedule, reference_run.schedule, run.layout)
+        length = schedule(first_run.schedule, first_reference.schedule, run.layout)
         comparison.broken += [length] if length else []
     evaluated = evaluation(run, reference_run)
     differences: list[Broken | str] = [evaluated] if evaluated else []

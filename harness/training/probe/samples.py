@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from harness.system.text import count, listed
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.reference import Reference
 from harness.training.probe.runner import Run, Step
@@ -36,6 +40,36 @@ def same_epochs(run: Run, baseline: Reference) -> str:
     rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
     note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
     return "" if reference_note else note
+
+
+def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
+    """Which rows come after a resume: those of other steps, or how many were trained before the
+    stop, and how many are skipped."""
+    start = run.layout.first
+    expected = [sorted(_rows(step)) for step in reference_steps]
+    steps = [
+        sorted(row for step in ranks for row in _rows(step))
+        for ranks in zip(*run.ranks, strict=False)
+    ]
+    others = {
+        number: expected.index(rows)
+        for number, rows in enumerate(steps, start)
+        if rows and rows in expected and rows not in expected[number : number + 1]
+    }
+    if others:
+        return f"the rows of {_numbered(others)} are those of {_numbered(others.values())}"
+    before, after = ({*chain(*part)} for part in (expected[:start], expected[start:]))
+    rows = [*chain(*steps)]
+    again = sum(row in before - after for row in rows)
+    return (
+        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
+        f"before the stop; {len(after - {*rows})} that are trained without the stop do not come"
+    )
+
+
+def _numbered(steps: Iterable[int]) -> str:
+    numbers = [str(step + 1) for step in steps]
+    return f"step{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
 def _rows(step: Step) -> list[str]:

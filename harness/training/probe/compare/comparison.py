@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.bugs.api.numbers import finite
 from harness.rank.compare import SAFE, masked, norm, worst
@@ -16,8 +16,9 @@ from harness.training.probe.compare.gradients import excused_gradients, random_d
 from harness.training.probe.compare.optimizers import unheld, why_nothing_is_trained
 from harness.training.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
-from harness.training.probe.layouts import Layout
+from harness.training.probe.layouts import SAMPLES, Layout
 from harness.training.probe.runner import NO_STEP, Run, Step
+from harness.training.probe.samples import rows_after_resume
 
 NEEDS_RANKS = re.compile(
     r"world.?size|\bworld\b|nproc|num_?proc|\branks\b|\bgpus\b|\bdevices\b|even number|"
@@ -51,6 +52,11 @@ class Compared:
     """Whether a step with dropout was compared, too."""
     no_answer: str = ""
     log: str = ""
+    run: Run | None = None
+    """What was compared: another run than the first one, if that had another order of rows, or
+    other first weights."""
+    reference: Run | None = None
+    """What it was compared with."""
     moment: Moment | None = None
     """The step at which a relation is broken, in the layout and in its reference."""
     worst: dict[str, float] = field(default_factory=dict)
@@ -91,7 +97,14 @@ class LocalGradients:
 
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
     """Compare the steps of a run until one differs from the reference's."""
-    comparison = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
+    comparison = Compared(
+        run.layout,
+        run.seconds,
+        no_answer=run.failure,
+        log=run.log,
+        run=run,
+        reference=reference.run,
+    )
     local_gradients = LocalGradients()
     if not run.failure:
         comparison = _compared(comparison, run, reference, same_rows, local_gradients)
@@ -102,6 +115,9 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             "",
         )
         comparison.moment = local_gradients.moment
+    if run.layout.resumed and comparison.broken and comparison.broken[0].relation == SAMPLES:
+        cause, rows = comparison.broken[0], rows_after_resume(run, reference.steps)
+        comparison.broken[0] = replace(cause, details=(*cause.details, rows))
     return comparison
 
 
@@ -141,7 +157,7 @@ def _compared(
         loss_ratios += _loss_ratios(moment)
         if (
             comparison.broken
-            and comparison.broken[0].relation == "samples"
+            and comparison.broken[0].relation == SAMPLES
             and reference.ends(start + step)
         ):
             return _until(comparison, start + step)

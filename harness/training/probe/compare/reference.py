@@ -101,12 +101,14 @@ class Reference:
 
     steps: list[Step]
     rounded: list[list[Step]]
+    run: Run | None = None
+    """What else it did: evaluations, checkpoints, the schedule, and the rows of an epoch."""
     _spreads: dict[tuple[int, str], dict[str, float]] = field(default_factory=dict)
     _certain: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
     def of(run: Run, perturbed: Sequence[Run]) -> Reference:
-        return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks])
+        return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks], run)
 
     def spread(self, step: int, quantity: str) -> Spread:
         """By parameter, how far rounding alone moves a quantity at a step, counted from 0. A single
@@ -199,6 +201,13 @@ class Moment:
     @property
     def expected(self) -> Step:
         return self.reference.steps[self.number]
+
+    @property
+    def fewer_micro_batches(self) -> int:
+        """After how many micro-batches the step came, if these are fewer than requested on all
+        ranks; otherwise 0."""
+        counts = {len(one["rows"]) for one in self.ranks}
+        return min(counts) if len(counts) == 1 and min(counts) < self.layout.k else 0
 
     @property
     def clipping(self) -> bool:

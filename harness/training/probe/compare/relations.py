@@ -17,13 +17,13 @@ from harness.rank.compare import length
 from harness.training.probe.compare.faults import (
     Broken,
     described,
+    meaning_at,
     meaning_of,
     ratio_text,
     several,
     several_ranks,
 )
 from harness.training.probe.compare.gradients import clipped, gradient
-from harness.training.probe.compare.mistakes import meaning
 from harness.training.probe.compare.reference import Moment
 
 RATE_SHARE = 1e-6
@@ -169,9 +169,8 @@ def _rows(moment: Moment, expected: Counter[str]) -> Counter[str]:
 
 def _came_early(moment: Moment) -> str:
     """Which step came after fewer micro-batches than were requested, if one did."""
-    counts = sorted({len(one["rows"]) for one in moment.ranks})
-    early = moment.layout.k > 1 and len(counts) == 1 and 0 < counts[0] < moment.layout.k
-    return f"a step came after {counts[0]} of {moment.layout.k} micro-batches" if early else ""
+    count = moment.fewer_micro_batches
+    return f"a step came after {count} of {moment.layout.k} micro-batches" if count else ""
 
 
 def stale(moment: Moment) -> Broken | None:
@@ -194,7 +193,7 @@ def loss(moment: Moment) -> Broken | None:
         return None
     ratio = mean / expected if expected else float("nan")
     text = f"{mean:.6g}; the reference has {expected:.6g}: {ratio_text(moment, ratio)}"
-    return Broken("loss", text, ratio, meaning(ratio, moment.layout.rank_factor, moment.layout.k))
+    return Broken("loss", text, ratio, meaning_at(moment, ratio))
 
 
 def mean_loss(moment: Moment) -> float:
