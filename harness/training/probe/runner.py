@@ -331,7 +331,7 @@ class Runner:
         if source is not None:
             folders = [source.parent, *([Path.cwd()] if self.target.module else [])]
             beside |= {path.stem for folder in folders for path in folder.iterdir()}
-        words = " ".join([script, *self.target.arguments])
+        words = " ".join([script, self.target.script, *self.target.arguments])
         shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
             "from harness.rank.probe import script_shims\n"
