@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.detectors.rows import checksum, leaves
 from harness.rank.events import Patches, calling_frame
+from harness.rank.probe.shards import assembled
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
 """Parts of the paths of code that draws the order of a dataset."""
@@ -174,8 +175,7 @@ def _tensors(
     for name, wrapped in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
         value = _whole(wrapped) if isinstance(wrapped, torch.Tensor) else wrapped
         if isinstance(value, torch.Tensor) and value.dim() and value not in returned:
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            value = whole.detach().cpu()
+            value = assembled(value.detach()).cpu()
             yield name, value.float() if value.is_floating_point() else value
 
 
