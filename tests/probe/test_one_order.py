@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.training.probe.layouts import RANKS, Settings
+from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
 from tests.probe.probing import Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
@@ -75,6 +75,57 @@ def test_evaluations_are_those_of_the_runs_whose_steps_are_compared(
     pairs = [PAIR.search(note) for note in layout(answers, RANKS).notes]
     ratios = [float(pair[1]) / float(pair[2]) for pair in pairs if pair]
     assert ratios == pytest.approx([factor] if factor > 1 else [], rel=1e-4)
+
+
+FLAT = """
+import sys, torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rank, world = dist.get_rank(), dist.get_world_size()
+rows, k = map(int, sys.argv[1:3])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, input_ids, attention_mask, position_ids=None):
+        return self.head(self.embedding(input_ids))
+
+
+model = Model()
+run = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+ids, more = torch.randint(1, 50, (48, 6)), {}
+for step in range(4):
+    optimizer.zero_grad()
+    for micro in range(k):
+        begin = ((step * k + micro) * world + rank) * rows
+        flat = ids[begin : begin + rows].reshape(1, -1)
+        if sys.argv[3] == "with positions":
+            more = {"position_ids": torch.arange(6).repeat(rows)[None]}
+        scores = run(flat, attention_mask=flat * 0 + 1, **more)
+        (nn.functional.cross_entropy(scores[0], flat[0]) / k).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("how", ["with positions", "without positions"])
+def test_rows_that_are_packed_into_one_are_no_other_samples(
+    probing: Probing, tmp_path: Path, how: str
+) -> None:
+    """trl 0.19 packs a micro-batch into one row, with positions only for FlashAttention."""
+    (tmp_path / "train.py").write_text(FLAT)
+    settings = Settings(layouts=(RANKS, ACCUMULATION))
+    answers = probing(str(tmp_path / "train.py"), ["{rows}", "{k}", how], settings)
+    assert first_broken(answers) == {}
+    whys = refused(answers)
+    assert len(whys) == (2 if how == "without positions" else 0)
+    assert all("is it packed of several?" in why for why in whys)
 
 
 def test_ranks_that_read_parts_of_the_rows_have_no_answer_that_says_so(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
-from harness.rank.probe.shards import assembled, part
+from harness.rank.probe.shards import assembled, divided
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What wrappers add to the names of parameters."""
@@ -58,7 +58,7 @@ def add(parameter: Any, change: Any) -> None:
     import torch
 
     if hasattr(parameter, "full_tensor"):
-        change = part(change, parameter)
+        change = divided(change, parameter)
     mine = local(parameter)
     with torch.no_grad():
         mine.add_(change.to(mine.device, mine.dtype))

@@ -28,13 +28,13 @@ def assembled(tensor: Any) -> Any:
             shards = _gathered(shards, tensor.device_mesh.get_group(number))
     summands: dict[tuple[int, ...], Any] = {}
     for coordinate, shard in shards:
-        key = tuple(n for n, p in zip(coordinate, tensor.placements) if p.is_partial())
+        key = tuple(n for n, p in zip(coordinate, tensor.placements, strict=True) if p.is_partial())
         summand = summands.setdefault(key, shard.new_zeros(tensor.shape))
         _put(summand, shard, _indices(tensor, coordinate))
     return getattr(torch.stack([*summands.values()]), REDUCED[operations.pop()])(0)
 
 
-def part(whole: Any, tensor: Any) -> Any:
+def divided(whole: Any, tensor: Any) -> Any:
     """This rank's part of a complete tensor, divided as a DTensor is."""
     for dimension, index in _indices(tensor, tensor.device_mesh.get_coordinate()):
         whole = whole.index_select(dimension, index)
@@ -68,7 +68,7 @@ def _indices(tensor: Any, coordinate: Sequence[int]) -> list[tuple[int, Any]]:
 
     by_dimension: dict[int, Any] = {}
     sizes = tensor.device_mesh.shape
-    for size, number, placement in zip(sizes, coordinate, tensor.placements):
+    for size, number, placement in zip(sizes, coordinate, tensor.placements, strict=True):
         dimension = getattr(placement, "dim", None)
         if dimension is not None:
             index = by_dimension.get(dimension, torch.arange(tensor.shape[dimension]))

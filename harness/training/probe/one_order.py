@@ -31,6 +31,9 @@ def compare_layout(
         why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
         comparison.no_answer, comparison.broken, comparison.step = why, [], None
         return comparison
+    if _packs(settings, run, baseline):
+        comparison.no_answer, comparison.broken, comparison.step = PACKED, [], None
+        return comparison
     again = ("" if settings.same_rows else all_alike(run)) or rows_again(run, baseline)
     if again := again or same_epochs(run, baseline):
         cause = comparison.broken[0]
@@ -64,6 +67,21 @@ def _micro_batches_of_its_own(
     counts = {len(step["rows"]) for steps in run.ranks for step in steps}
     in_reference = {len(step["rows"]) // together for step in baseline.steps}
     return counts.pop() if len(counts) == 1 and counts == in_reference else 0
+
+
+PACKED = (
+    "each micro-batch is one row, in the reference, too: is it packed of several? Unless position_ids "
+    "begin again for each, these depend on each other, and probe does not see them. Nothing can be "
+    "compared: switch packing off"
+)
+
+
+def _packs(settings: Settings, run: Run, baseline: Reference) -> bool:
+    """Whether all micro-batches have one row, though the script was told to read several."""
+    steps = [step for steps in (baseline.steps, *run.ranks) for step in steps]
+    return settings.rows > settings.reference_ranks and all(
+        len(micro) == 1 for step in steps for micro in step["rows"]
+    )
 
 
 FEW = (
