@@ -158,12 +158,12 @@ MEDIA = ("pixel_values", "input_features", "input_values")
 
 def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
     mask, positions = tensors.get("attention_mask"), tensors.get("position_ids")
-    is_masked = mask is not None and mask.shape == ids.shape
+    mask = mask if mask is not None and mask.shape == ids.shape else None
     if positions is not None and positions.shape == ids.shape and len(ids) == 1:
-        keep = mask.bool() if is_masked else ids == ids
+        keep = ids == ids if mask is None else mask.bool()
         if starts := (positions[keep] == 0).nonzero().flatten().tolist():
             return [digest(part) for part in ids[keep].tensor_split(starts)[1:]]
-    if is_masked:
+    if mask is not None:
         return [digest(row[keep.bool()]) for row, keep in zip(ids, mask, strict=True)]
     return [digest(_unpadded(row)) for row in ids]
 

@@ -26,6 +26,7 @@ from harness.rank.probe import (
     seeds,
     settings,
     stops,
+    triggers,
     untrained,
 )
 from harness.rank.probe.exchange import LONGEST_END, Assignment
@@ -305,6 +306,8 @@ class Watch:
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,
             }
+            if self.assignment.bugs and self.assignment.perturb is None:
+                current["impossible"] = triggers.impossible(self.assignment.bugs, updated.kind)
         current["evaluated"] = self.model.evaluates()
         self.record.keep()
         self.schedules.step()

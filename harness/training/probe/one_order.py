@@ -70,9 +70,9 @@ def _micro_batches_of_its_own(
 
 
 PACKED = (
-    "each micro-batch is one row, in the reference, too: is it packed of several? Unless position_ids "
-    "begin again for each, these depend on each other, and probe does not see them. Nothing can be "
-    "compared: switch packing off"
+    "each micro-batch is one row, in the reference, too: is it packed of several? Unless "
+    "position_ids begin again for each, these depend on each other, and probe does not see them. "
+    "Nothing can be compared: switch packing off"
 )
 
 

@@ -102,6 +102,8 @@ def probe(
         answers.unanswered[COMPILE] = no_compiler
     odd_compiler = plausibility.unlike_eager(baseline)
     vain = (VAIN_COMPILED if odd_compiler else VAIN) if undecided else ""
+    runs: dict[bool, list[Run]] = {False: [reference_run], True: []}
+    """By whether they are in the other environment."""
     in_modes = list(modes.layouts(settings, ranks))
     for layout in [*in_modes, *modes.with_dropout(settings, in_modes, perturbed)]:
         runner.start(layout)
@@ -109,6 +111,7 @@ def probe(
         of_layout = _runner_of(layout, runner, other)
         whole_run = of_layout.start(layout).result()
         run = without_cleared(whole_run, baseline.steps, settings.same_rows)
+        runs[layout.kind == AGAINST].append(run)
         answers.seconds[layout.name] = run.seconds
         if layout.kind != AGAINST:
             answers.notes += remarks(run)
@@ -129,6 +132,7 @@ def probe(
     if settings.where and first_broken is not None:
         of_layout = _runner_of(first_broken.layout, runner, other)
         answers.where = locate(first_broken, settings, runner.start, of_layout.start)
+    answers.impossible, answers.other_impossible = map(_impossible, (runs[False], runs[True]))
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
@@ -194,6 +198,12 @@ def _why_not_compiled(layouts: Sequence[Layout], other: Runner | None) -> str:
         return ""
     runs = (other.start(layout).result() for layout in layouts if layout.kind == AGAINST)
     return next(filter(None, map(modes.why_not_compiled, runs)), "")
+
+
+def _impossible(runs: Sequence[Run]) -> frozenset[str]:
+    """The known bugs that none of these runs could set off."""
+    of_runs = [{*run.ranks[0][0].get("impossible", ())} for run in runs if run.steps]
+    return frozenset(set.intersection(*of_runs)) if of_runs else frozenset()
 
 
 def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:

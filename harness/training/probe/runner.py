@@ -291,6 +291,7 @@ class Runner:
             mode=layout.mode,
             dropout=layout.dropout,
             eager=self.eager,
+            bugs=settings.bugs,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,
             own=str(folder / WRITTEN),
