@@ -12,11 +12,11 @@ from harness.rank.exits import Exit
 from harness.rank.probe.unlike import SCHEDULE
 from harness.training.probe.compare.comparison import Compared, needs_ranks
 from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.rows import rows_after_resume
 from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Layout, Settings, reference
 from harness.training.probe.notes import relevant
 from harness.training.probe.probe_report import headline
 from harness.training.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
-from harness.training.probe.samples import rows_after_resume
 from tests.probe.probing import SCRIPTS, Probing, layout
 
 GIVEN = "--batch-size {rows} --accum {k}"

@@ -9,9 +9,9 @@ from dataclasses import replace
 from harness.training.probe.compare.comparison import Compared, compare
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
+from harness.training.probe.compare.rows import all_alike, rows_again, same_epochs
 from harness.training.probe.layouts import AGAINST, SAMPLES, Layout, Settings, base_layout, rounding
 from harness.training.probe.runner import Run, Runner, Step
-from harness.training.probe.samples import all_alike, rows_again, same_epochs
 
 
 def run_as_one(runner: Runner, settings: Settings, layout: Layout) -> Run:

@@ -16,9 +16,9 @@ from harness.training.probe.compare.gradients import excused_gradients, random_d
 from harness.training.probe.compare.optimizers import unheld, why_nothing_is_trained
 from harness.training.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
+from harness.training.probe.compare.rows import rows_after_resume
 from harness.training.probe.layouts import SAMPLES, Layout
 from harness.training.probe.runner import NO_STEP, Run, Step
-from harness.training.probe.samples import rows_after_resume
 
 NEEDS_RANKS = re.compile(
     r"world.?size|\bworld\b|nproc|num_?proc|\branks\b|\bgpus\b|\bdevices\b|even number|"
