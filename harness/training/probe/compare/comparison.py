@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.bugs.api.numbers import finite
-from harness.rank.compare import SAFE, masked, norm, worst
+from harness.rank.compare import SAFE, masked, worst
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED
-from harness.training.probe.compare import infinite
+from harness.training.probe.compare import infinite, plausibility
 from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
-from harness.training.probe.compare.optimizers import unheld, why_nothing_is_trained
+from harness.training.probe.compare.optimizers import unheld
 from harness.training.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
 from harness.training.probe.compare.rows import rows_after_resume
@@ -279,17 +279,9 @@ def refuse_unusable(reference: Run) -> None:
         if reference.layout.world == 1 and needs_ranks(reference):
             why += "; if the script needs several ranks, add --reference-ranks 2"
         raise _no_answer(reference, why)
-    sizes = [norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
-    if why := infinite.reason(reference.ranks[0][0]):
+    steps = reference.ranks[0]
+    if why := infinite.reason(steps[0]) or plausibility.why_nothing_is_trained(steps):
         raise _no_answer(reference, why)
-    if not any(sizes):
-        if why := why_nothing_is_trained(reference.ranks[0][0]):
-            raise _no_answer(reference, why)
-        raise _no_answer(
-            reference,
-            "its gradients are all 0, so no layout can differ; does its loss depend on its "
-            "parameters?",
-        )
 
 
 def needs_ranks(run: Run) -> bool:
