@@ -150,7 +150,7 @@ class Saves:
 
     def _has_beginning(self, module: Any) -> bool:
         """Whether a copy of the model has the weights before the first step."""
-        weights = _matching(_parameters(module), self._last) if self._last else {}
+        weights = matching(parameters_of(module), self._last) if self._last else {}
         return bool(weights) and self._is_of_beginning(weights)
 
     def _before_step(self, event: events.Gradients) -> None:
@@ -170,7 +170,7 @@ class Saves:
             return
         places = {}
         for where, mapping in _mappings(event.state, self._last):
-            weights = _matching(mapping, self._last)
+            weights = matching(mapping, self._last)
             if weights:
                 places[where] = self._is_of_beginning(weights)
             if self._is_compared:
@@ -255,7 +255,7 @@ def _mappings(value: Any, trained: Weights) -> Iterator[tuple[str, Weights]]:
         where, value, depth = waiting.popleft()
         parts: list[tuple[str, Any]] = []
         if isinstance(value, torch.nn.Module):
-            yield where or WHOLE, _parameters(value)
+            yield where or WHOLE, parameters_of(value)
         elif isinstance(value, (list, tuple)):
             entries = list(islice(value, LONGEST))
             if len(entries) == len(trained) and all(isinstance(e, torch.Tensor) for e in entries):
@@ -271,7 +271,7 @@ def _mappings(value: Any, trained: Weights) -> Iterator[tuple[str, Weights]]:
             waiting += [(f"{where}.{name}".strip("."), part, depth + 1) for name, part in parts]
 
 
-def _parameters(module: Any) -> Weights:
+def parameters_of(module: Any) -> Weights:
     return {plain(name): parameter for name, parameter in module.named_parameters()}
 
 
@@ -298,7 +298,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         yield from list(modules.items()) if isinstance(modules, dict) else ()
 
 
-def _matching(mapping: Weights, weights: Weights) -> Weights:
+def matching(mapping: Weights, weights: Weights) -> Weights:
     """The tensors of a mapping by the names of ``weights``, whatever precedes both; empty unless it
     has all of them."""
     first_name = min(weights)

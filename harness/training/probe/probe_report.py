@@ -55,6 +55,7 @@ FAULTS = {
     BETWEEN: "its weights change outside of optimizer.step",
     optimizers.RELATION: "its optimizer does not have what it trains",
     "optimizer": "the optimizer's state is lost",
+    "average": "an average of the weights is another one",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",
     "gradient": "it has another gradient",

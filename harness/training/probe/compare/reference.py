@@ -134,6 +134,17 @@ class Reference:
             self._spreads[key] = spreads
         return self._spreads[key]
 
+    def spread_of_copy(self, step: int, copy: Mapping[str, Any]) -> Spread:
+        """By parameter, how far rounding alone moves a copy of the weights: in each perturbed run
+        it is the nearest one."""
+        nearest = []
+        for run in self.rounded:
+            copies = run[step].get("copies", ()) if step < len(run) else ()
+            alike = [each["weights"] for each in copies if each["holder"] == copy["holder"]]
+            far = [sum(compare.distances(each, copy["weights"]).values()) for each in alike]
+            nearest += alike[far.index(min(far)) :][:1] if far else []
+        return compare.spread(nearest, copy["weights"])
+
     def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
         """A quantity of each parameter at a step; of updates, only the certain values."""
         tensors = steps[step][quantity] or {}

@@ -233,7 +233,31 @@ def update(moment: Moment) -> Broken | None:
     return Broken("update", text, part.ratio, meaning_of(moment, part), tuple(names), tuple(off))
 
 
-RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
+def average(moment: Moment) -> Broken | None:
+    """After a resume, averages of the weights are the reference's, if it has as many copies of the
+    model: one may be made later."""
+    if not moment.layout.resumed:
+        return None
+    copies, expected_copies = moment.ranks[0].get("copies", ()), moment.expected.get("copies", ())
+    for expected in expected_copies:
+        alike, of_reference = (
+            [copy["weights"] for copy in each if copy["holder"] == expected["holder"]]
+            for each in (copies, expected_copies)
+        )
+        rounding = moment.reference.spread_of_copy(moment.number, expected)
+        is_lost = all(compare.astray(each, expected["weights"], rounding) for each in alike)
+        if expected["is_average"] and len(alike) >= len(of_reference) and is_lost:
+            text = f"no copy of the weights ({expected['holder']}) has the reference's average"
+            return Broken(AVERAGE, text)
+    return None
+
+
+AVERAGE = "average"
+
+RELATIONS = (
+    *(weights, outside, optimizer, samples, stale),
+    *(gradient, clipped, loss, rate, update, average),
+)
 
 
 def broken(moment: Moment) -> list[Broken]:

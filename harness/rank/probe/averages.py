@@ -1,0 +1,100 @@
+"""Averages of the weights: copies of the model that no optimizer steps. A resume may lose them."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, TypedDict
+
+from harness.rank.probe.parameters import NamedParameters, full, local, norm, plain
+from harness.rank.probe.saves import Weights, matching, parameters_of
+
+NEAR = 0.5
+"""How far a copy is from the weights at most, as a part of their norm: gradients and moments have
+the same names and shapes."""
+
+
+class Copy(TypedDict):
+    """What is known of a copy of the model."""
+
+    holder: str
+    """The class of the object that has it."""
+    is_average: bool
+    """Whether the model never had these weights."""
+    weights: Weights
+
+
+class Averages:
+    """The copies of the model after the last step."""
+
+    def __init__(self, names: NamedParameters) -> None:
+        self._names = names
+        self._states: set[tuple[float, ...]] = set()
+        """Sums over the weights that the model has had."""
+
+    def note(self) -> None:
+        """Note the weights that the model has now."""
+        self._states.add(_sums(self._trained()))
+
+    def record(self) -> list[Copy]:
+        """The copies. Of those in dictionaries and lists only averages count: the others may be
+        anybody's."""
+        from torch.nn import Module
+
+        copies, trained = [], self._trained()
+        for holder, weights in _copies(trained) if trained else ():
+            is_average = _sums(weights) not in self._states
+            if is_average or issubclass(holder, Module):
+                values = {name: full(local(weight)) for name, weight in weights.items()}
+                copies.append(Copy(holder=holder.__name__, is_average=is_average, weights=values))
+        return copies
+
+    def _trained(self) -> Weights:
+        return {name: p for name, p in self._names.items() if p.requires_grad}
+
+
+def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:
+    """The copies of these weights that are alive, each once, with the kind of object that has
+    them."""
+    from torch.optim import Optimizer
+
+    objects = gc.get_objects()
+    optimizers = [each for each in objects if issubclass(type(each), Optimizer)]
+    stepped = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    places = {local(each).data_ptr() for each in trained.values()}
+    size = norm(float(local(each).norm()) for each in trained.values())
+    for each in objects:
+        weights = matching(_tensors(each, trained), trained)
+        begin = {local(tensor).data_ptr() for tensor in weights.values()}
+        if not weights or begin & places or any(id(w) in stepped for w in weights.values()):
+            continue
+        if _distance(weights, trained) <= NEAR * size:
+            places |= begin
+            yield type(each), weights
+
+
+def _tensors(holder: Any, trained: Weights) -> Weights:
+    """What may be a copy of the weights: the parameters of a module, or a dictionary or a list with
+    a tensor for each."""
+    import torch
+
+    kind = type(holder)
+    if issubclass(kind, torch.nn.Module):
+        return parameters_of(holder)
+    if kind in (dict, OrderedDict) and len(holder) >= len(trained):
+        items = [(name, each) for name, each in list(holder.items()) if type(name) is str]
+    elif kind in (list, tuple) and len(holder) == len(trained):
+        items = list(zip(trained, holder, strict=True))
+    else:
+        return {}
+    return {plain(name): each for name, each in items if issubclass(type(each), torch.Tensor)}
+
+
+def _sums(weights: Weights) -> tuple[float, ...]:
+    return tuple(float(local(weights[name]).detach().double().sum()) for name in sorted(weights))
+
+
+def _distance(weights: Weights, trained: Weights) -> float:
+    pairs = ((local(w).detach(), local(trained[name]).detach()) for name, w in weights.items())
+    return norm(float((one.float() - other.float()).norm()) for one, other in pairs)
