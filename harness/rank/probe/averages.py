@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
-from harness.rank.probe.parameters import NamedParameters, full, local, norm, plain
-from harness.rank.probe.saves import Weights, matching, parameters_of
+from harness.rank.probe.parameters import NamedParameters, full, local, norm
+from harness.rank.probe.saves import Weights, is_tensor, mappings, matching
 
 NEAR = 0.5
 """How far a copy is from the weights at most, as a part of their norm: gradients and moments have
@@ -55,40 +55,35 @@ class Averages:
 
 
 def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:
-    """The copies of these weights that are alive, each once, with the kind of object that has
-    them."""
+    """The copies of these weights that are alive, each once, with the class of what has them."""
+    from torch.nn import Module
     from torch.optim import Optimizer
 
     objects = gc.get_objects()
-    optimizers = [each for each in objects if issubclass(type(each), Optimizer)]
+    kinds = set(map(type, objects))
+    modules, steppers = ({k for k in kinds if issubclass(k, base)} for base in (Module, Optimizer))
+    optimizers = [each for each in objects if type(each) in steppers]
     stepped = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     places = {local(each).data_ptr() for each in trained.values()}
-    size = norm(float(local(each).norm()) for each in trained.values())
-    for each in objects:
-        weights = matching(_tensors(each, trained), trained)
-        begin = {local(tensor).data_ptr() for tensor in weights.values()}
-        if not weights or begin & places or any(id(w) in stepped for w in weights.values()):
+    size = norm(float(local(each).detach().norm()) for each in trained.values())
+    for holder in objects:
+        if type(holder) not in modules and not _begins_with_tensor(holder, len(trained)):
             continue
-        if _distance(weights, trained) <= NEAR * size:
-            places |= begin
-            yield type(each), weights
+        for _, tensors in mappings(holder, trained, deep=1):
+            weights = matching(tensors, trained)
+            begin = {local(tensor).data_ptr() for tensor in weights.values()}
+            is_copy = not begin & places and stepped.isdisjoint(map(id, weights.values()))
+            if weights and is_copy and _distance(weights, trained) <= NEAR * size:
+                places |= begin
+                yield type(holder), weights
 
 
-def _tensors(holder: Any, trained: Weights) -> Weights:
-    """What may be a copy of the weights: the parameters of a module, or a dictionary or a list with
-    a tensor for each."""
-    import torch
-
-    kind = type(holder)
-    if issubclass(kind, torch.nn.Module):
-        return parameters_of(holder)
-    if kind in (dict, OrderedDict) and len(holder) >= len(trained):
-        items = [(name, each) for name, each in list(holder.items()) if type(name) is str]
-    elif kind in (list, tuple) and len(holder) == len(trained):
-        items = list(zip(trained, holder, strict=True))
-    else:
-        return {}
-    return {plain(name): each for name, each in items if issubclass(type(each), torch.Tensor)}
+def _begins_with_tensor(value: Any, count: int) -> bool:
+    """Whether it is a dictionary or a list of at least so many entries, the first one a tensor: to
+    ask all entries of all objects would take seconds."""
+    if type(value) not in (dict, OrderedDict, list, tuple) or len(value) < count:
+        return False
+    return is_tensor(next(iter(value.values() if hasattr(value, "values") else value)))
 
 
 def _sums(weights: Weights) -> tuple[float, ...]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from harness.training.probe.compare.comparison import Compared, compare
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.reference import Reference, as_one, without_cleared
+from harness.training.probe.compare.reference import Reference, as_one, rows_of, without_cleared
 from harness.training.probe.compare.rows import all_alike, rows_again, same_epochs
 from harness.training.probe.layouts import AGAINST, SAMPLES, Layout, Settings, base_layout, rounding
-from harness.training.probe.runner import Run, Runner, Step
+from harness.training.probe.runner import Run, Runner
 
 
 def run_as_one(runner: Runner, settings: Settings, layout: Layout) -> Run:
@@ -29,11 +29,9 @@ def compare_layout(
         return comparison
     if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
         why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
-        comparison.no_answer, comparison.broken, comparison.step = why, [], None
-        return comparison
+        return _unanswered(comparison, why)
     if _packs(settings, run, baseline):
-        comparison.no_answer, comparison.broken, comparison.step = PACKED, [], None
-        return comparison
+        return _unanswered(comparison, PACKED)
     again = ("" if settings.same_rows else all_alike(run)) or rows_again(run, baseline)
     if again := again or same_epochs(run, baseline):
         cause = comparison.broken[0]
@@ -112,8 +110,8 @@ def _few(ordered: Compared | None) -> str:
     order; empty if not."""
     if ordered is None or ordered.moment is None or not _begins_with_samples(ordered.broken):
         return ""
-    expected = Counter(_rows_of(ordered.moment.expected))
-    missing = expected - Counter(row for one in ordered.moment.ranks for row in _rows_of(one))
+    expected = Counter(rows_of(ordered.moment.expected))
+    missing = expected - Counter(row for one in ordered.moment.ranks for row in rows_of(one))
     few, all_ = missing.total(), expected.total()
     return FEW.format(few=few, all=all_, step=ordered.step) if 2 * few < all_ else ""
 
@@ -122,16 +120,12 @@ def _has_rows_elsewhere(ordered: Compared | None) -> bool:
     """Whether a step has rows that the reference has in another step: they are not changed."""
     if ordered is None or ordered.moment is None:
         return False
-    rows = {row for one in ordered.moment.ranks for row in _rows_of(one)}
+    rows = {row for one in ordered.moment.ranks for row in rows_of(one)}
     steps = ordered.moment.reference.steps
     return any(
-        number != ordered.moment.number and not rows.isdisjoint(_rows_of(step))
+        number != ordered.moment.number and not rows.isdisjoint(rows_of(step))
         for number, step in enumerate(steps)
     )
-
-
-def _rows_of(step: Step) -> list[str]:
-    return [row for micro in step["rows"] for row in micro]
 
 
 def _without_an_answer(
@@ -143,21 +137,23 @@ def _without_an_answer(
         row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
         if row_count != sum(map(len, step["rows"])):
             return comparison
-    comparison.broken, comparison.step = [], None
     is_moved = _has_rows_elsewhere(ordered)
     is_other = comparison.layout.kind == AGAINST and not is_moved
     if why := _few(ordered) or (OTHER_ROWS if is_other else ""):
-        comparison.no_answer = why
-        return comparison
-    comparison.no_answer = ELSEWHERE if is_moved else OTHER
+        return _unanswered(comparison, why)
     if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
-        comparison.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+        advice = "the script sets no seed, so each rank draws or splits by itself"
     elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
-        comparison.no_answer += ": does an evaluation draw rows from the same generator?"
+        advice = "does an evaluation draw rows from the same generator?"
     elif is_moved:
-        comparison.no_answer += ": let it read them in one order, however many ranks there are"
+        advice = "let it read them in one order, however many ranks there are"
     else:
-        comparison.no_answer += ": switch that off, or make it depend on the row"
+        advice = "switch that off, or make it depend on the row"
+    return _unanswered(comparison, f"{ELSEWHERE if is_moved else OTHER}: {advice}")
+
+
+def _unanswered(comparison: Compared, why: str) -> Compared:
+    comparison.no_answer, comparison.broken, comparison.step = why, [], None
     return comparison
 
 

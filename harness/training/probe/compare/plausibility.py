@@ -20,7 +20,7 @@ from harness.rank.probe.parameters import COPY
 from harness.system.text import StrEnum
 from harness.training.probe.compare.faults import several
 from harness.training.probe.compare.optimizers import note_on_unheld, why_without_gradient
-from harness.training.probe.compare.reference import Reference
+from harness.training.probe.compare.reference import Reference, rows_of
 from harness.training.probe.layouts import Layout, Settings, reference
 from harness.training.probe.runner import Run, Step
 
@@ -59,7 +59,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _jump([step["lr"][0] for step in steps if step["number"] == steps[0]["number"]])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
-    yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+    yield from same_order([rows_of(step) for step in steps])
 
 
 def why_nothing_is_trained(steps: Sequence[Step]) -> str:

@@ -18,6 +18,12 @@ BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "unhel
 """The entries of a step that are by parameter; in a state, more words follow the name after a
 space."""
 
+
+def rows_of(step: Step) -> list[str]:
+    """The rows of all micro-batches of a step."""
+    return [*chain(*step["rows"])]
+
+
 LOSS_LEAST = 1e-7
 """The least spread of a loss, as a fraction of it."""
 

@@ -24,7 +24,7 @@ from harness.training.probe.compare.faults import (
     several_ranks,
 )
 from harness.training.probe.compare.gradients import clipped, gradient
-from harness.training.probe.compare.reference import Moment
+from harness.training.probe.compare.reference import Moment, rows_of
 
 RATE_SHARE = 1e-6
 """How far (as a fraction) a learning rate may be from the reference's."""
@@ -125,7 +125,7 @@ def optimizer(moment: Moment) -> Broken | None:
 
 def samples(moment: Moment) -> Broken | None:
     """All ranks and micro-batches together see the rows of the reference's step."""
-    expected = Counter(row for micro in moment.expected["rows"] for row in micro)
+    expected = Counter(rows_of(moment.expected))
     rows = _rows(moment, expected)
     missing = expected - rows
     if rows == expected:
@@ -158,7 +158,7 @@ def _divides_itself(moment: Moment, row_count: int, expected_count: int) -> str:
 def _rows(moment: Moment, expected: Counter[str]) -> Counter[str]:
     """The rows of all ranks. If ranks see the same rows, a row of several ranks counts once, and a
     rank without any of the reference's is a later stage, which is given something else."""
-    rows, *others = (Counter(row for micro in one["rows"] for row in micro) for one in moment.ranks)
+    rows, *others = (Counter(rows_of(one)) for one in moment.ranks)
     for other_rows in others:
         if not moment.same_rows:
             rows += other_rows

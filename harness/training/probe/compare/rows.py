@@ -7,7 +7,7 @@ from itertools import chain
 
 from harness.system.text import count, listed
 from harness.training.probe.compare import plausibility
-from harness.training.probe.compare.reference import Reference
+from harness.training.probe.compare.reference import Reference, rows_of
 from harness.training.probe.runner import Run, Step
 
 ALIKE = (
@@ -29,7 +29,7 @@ def rows_again(run: Run, baseline: Reference) -> str:
     The last step of the epoch is left out, because samplers repeat rows there on purpose.
     """
     steps = _steps_of_one_epoch(baseline)
-    rows = [row for one in run.ranks for t in one[:steps] for micro in t["rows"] for row in micro]
+    rows = [row for one in run.ranks for step in one[:steps] for row in rows_of(step)]
     twice = len(rows) - len(set(rows))
     return f"in {steps} steps {twice} of {len(rows)} rows come again" if twice else ""
 
@@ -37,7 +37,7 @@ def rows_again(run: Run, baseline: Reference) -> str:
 def same_epochs(run: Run, baseline: Reference) -> str:
     """The note that a layout's second epoch repeats its first; empty if the reference's does,
     too."""
-    rows = ([_rows(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
+    rows = ([rows_of(step) for step in steps] for steps in (run.ranks[0], baseline.steps))
     note, reference_note = (next(plausibility.same_order(steps), "") for steps in rows)
     return "" if reference_note else note
 
@@ -46,9 +46,9 @@ def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
     """Which rows come after a resume: those of other steps, or how many were trained before the
     stop, and how many are skipped."""
     start = run.layout.first
-    expected = [sorted(_rows(step)) for step in reference_steps]
+    expected = [sorted(rows_of(step)) for step in reference_steps]
     steps = [
-        sorted(row for step in ranks for row in _rows(step))
+        sorted(row for step in ranks for row in rows_of(step))
         for ranks in zip(*run.ranks, strict=False)
     ]
     others = {
@@ -72,14 +72,10 @@ def _numbered(steps: Iterable[int]) -> str:
     return f"step{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
-def _rows(step: Step) -> list[str]:
-    return [row for micro in step["rows"] for row in micro]
-
-
 def _steps_of_one_epoch(baseline: Reference) -> int:
     earlier_rows: set[str] = set()
     for number, step in enumerate(baseline.steps):
-        rows = [row for micro in step["rows"] for row in micro]
+        rows = rows_of(step)
         if earlier_rows & set(rows) or len(set(rows)) < len(rows):
             return max(number - 1, 0)
         earlier_rows |= set(rows)
