@@ -31,6 +31,7 @@ model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 run = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 begin, best, updates, start = copy.deepcopy(model), None, 0, 0  # neither is an average
+skeleton = copy.deepcopy(model).to("meta")
 kind = options.kind
 average = {
     "module": copy.deepcopy(model),

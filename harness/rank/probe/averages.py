@@ -71,6 +71,11 @@ def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:
             continue
         for _, tensors in mappings(holder, trained, deep=1):
             weights = matching(tensors, trained)
+            shapes = [local(weight).shape for weight in weights.values()]
+            if any(weight.is_meta for weight in weights.values()) or shapes != [
+                local(trained[name]).shape for name in weights
+            ]:
+                continue  # without values, or the whole of what this rank has a shard of
             begin = {local(tensor).data_ptr() for tensor in weights.values()}
             is_copy = not begin & places and stepped.isdisjoint(map(id, weights.values()))
             if weights and is_copy and _distance(weights, trained) <= NEAR * size:
@@ -91,5 +96,5 @@ def _sums(weights: Weights) -> tuple[float, ...]:
 
 
 def _distance(weights: Weights, trained: Weights) -> float:
-    pairs = ((local(w).detach(), local(trained[name]).detach()) for name, w in weights.items())
-    return norm(float((one.float() - other.float()).norm()) for one, other in pairs)
+    pairs = ((full(local(weight)), full(local(trained[name]))) for name, weight in weights.items())
+    return norm(float((one - other).norm()) for one, other in pairs)
