@@ -181,8 +181,8 @@ OWN = {"virtual", "editable", "directory"}
 
 
 def _reached(document: Mapping[str, Any]) -> set[str]:
-    """The packages of uv.lock that something needs here: the user's own and those that no package
-    needs, and all that these need under markers that hold."""
+    """The packages of uv.lock that something needs here: the user's own and those that no other
+    package needs, and all that these need under markers that hold."""
     packages = list(_packages(document))
     needs: dict[str, list[tuple[str, bool]]] = {name: [] for _, name in packages}
     for package, name in packages:  # a fork has several releases of a package
@@ -195,13 +195,23 @@ def _reached(document: Mapping[str, Any]) -> set[str]:
     manifest = table_at(document, "manifest")
     asked = _uv_edges(manifest.get("requirements"), "manifest.requirements")
     needed = {name for those in needs.values() for name, _ in those}
-    waiting = [*own, *(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)]
-    reached = set[str]()
+    roots = {*own, *(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)}
+    elsewhere = {name for name, _ in asked} - roots
+    circles = needs.keys() - _closure(roots | elsewhere, needs, everywhere=True)
+    return _closure(roots | circles, needs)
+
+
+def _closure(
+    names: Iterable[str], needs: Mapping[str, list[tuple[str, bool]]], *, everywhere: bool = False
+) -> set[str]:
+    """Packages and all that they need here, or ``everywhere``."""
+    waiting, reached = list(names), set[str]()
     while waiting:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
-            waiting += [need for need, holds_here in needs.get(name, ()) if holds_here]
+            edges = needs.get(name, ())
+            waiting += [need for need, holds_here in edges if holds_here or everywhere]
     return reached
 
 

@@ -479,9 +479,11 @@ def test_what_uv_lock_needs_only_elsewhere_is_not_there(
         + package("up", 'dependencies = [{name = "other"}]')
         + package("other", 'dependencies = [{name = "up"}]')
         + package("down")
+        + package("one", 'dependencies = [{name = "two"}]')
+        + package("two", 'dependencies = [{name = "one"}]')
     )
-    stack = environment.of_files([str(tmp_path / "uv.lock")], ["up", "down", "other"])
-    assert sorted(stack.packages) == names
+    stack = environment.of_files([str(tmp_path / "uv.lock")], ["up", "down", "other", "one"])
+    assert sorted(stack.packages) == sorted([*names, "one"]), "a circle that nothing needs is there"
 
 
 @pytest.mark.parametrize("source", ['virtual = "."', 'editable = "."', 'directory = "."'])
