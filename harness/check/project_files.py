@@ -92,7 +92,9 @@ class ProjectFile(PackageFile):
         lines = [(f"{self.name}, {where}", line) for where, line in self.content.lines(selection)]
         for where, line in lines:
             if line.startswith("-") and not (isinstance(line, Option) or self.path.suffix in YAML):
-                raise UserError(f"{where}: '{line}' is refused: a requirement begins with a name")
+                raise UserError(
+                    f"{where}: '{short(line)}' is refused: a requirement begins with a name"
+                )
         if not lines and not self.content.unknown:
             raise NothingDeclared(
                 f"{self.name} names no dependencies"
