@@ -237,7 +237,7 @@ def _tagged(name: str, repository: str, reference: str) -> str:
 
 
 GITHUB = re.compile(
-    r"(?:(?:git\+)?(?:https?|ssh|git)://)?(?:[^/@]+@)?github\.com(?::\d+)?[:/]+"
+    r"(?:(?:git\+)?(?:https?|ssh|git)://)?(?:[^/@]+@)?github\.com(?::\d+)?[:/]/*"
     r"([^/]+/[^/]+?)(?:\.git)?/*"
 )
 """A repository on GitHub itself: another host may have a folder of this name."""
