@@ -82,7 +82,10 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
     all_names = _all_names(names)
     modules = {import_name(name): name for name in _originals(all_names)}
     answer = interpreter.ask(program, all_names, list(modules))
-    return _of_python(program, program.absolute(), answer, modules)
+    try:
+        return _of_python(program, program.absolute(), answer, modules)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise interpreter.other_form(program) from None
 
 
 def _of_python(

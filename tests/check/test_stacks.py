@@ -191,6 +191,14 @@ def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None
     assert environment.of_interpreter(venv_folder, NAMES).packages == {"up": Installed("1.2.3")}
 
 
+OTHER_ANSWERS = (
+    *("5", '{"python": "3"}', '{"python": 3, "site": 4, "packages": [], "owners": 6}'),
+    '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"versions": [], "direct_url": "", '
+    '"source": 0, "folder": ""}}}',
+    '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"wheels": 1}}}',
+)
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -200,6 +208,8 @@ def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None
         ("import os; os._exit(0)", "gives no answer: exit code 0, no message"),
         ("print('distributions: nonsense'); import os, sys; sys.stdout.flush(); os._exit(0)",
          "gives no answer"),
+        *((f"print('distributions: {answer}'); import os, sys; sys.stdout.flush(); os._exit(0)",
+           "gives an answer in another form") for answer in OTHER_ANSWERS),
     ],
 )  # fmt: skip
 def test_an_interpreter_that_crashes_is_inconclusive(
