@@ -47,8 +47,8 @@ OF_CUDA = {
     "12.1": ("2.1", "2.6"),
     "12.4": ("2.4", "2.6"),
 }
-"""By release of pytorch-cuda, the first release of torch that conda has with it, and the first later
-one without it: the channel ends with 2.5.
+"""By release of pytorch-cuda, the first release of torch that conda has with it, and the first that
+it does not have any more: its channel ends with 2.5.
 Source: https://pytorch.org/get-started/previous-versions"""
 
 

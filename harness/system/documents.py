@@ -62,8 +62,8 @@ def yaml_of(text: str) -> Any:
 
 
 def _refuse_expanding(events: Iterable[Any], most: int) -> None:
-    """Refuse YAML that is nested too deeply, whose aliases describe too many values, or with a number
-    of too many digits."""
+    """Refuse YAML that is nested too deeply, whose aliases describe too many values, or that has a
+    number with too many digits."""
     sizes, total = dict[str, int](), 0
     containers: list[tuple[str, int]] = []
     """The anchor of each container that is open, and how many values came before it."""
@@ -91,7 +91,9 @@ def toml_of(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     _refuse_large(text)
-    if DEEP_KEY.search(TOML_TEXT.sub("_", text)):  # tomllib takes hours for a key with 100,000 parts
+    if DEEP_KEY.search(
+        TOML_TEXT.sub("_", text)
+    ):  # it would take hours
         _refuse_deep()
     content: dict[str, Any] = _shallow(lambda: tomllib.loads(text))
     return content

@@ -51,8 +51,8 @@ def plain(text: str) -> str:
 def harmless(text: str) -> str:
     """The text without commands for a CI service, as names of files and packages are the user's.
 
-    To GitHub, a line that begins with ``::`` and a ``##[`` anywhere are commands, to Azure Pipelines
-    ``##vso[`` and ``##[`` anywhere, and to TeamCity ``##teamcity[``.
+    To GitHub, a line that begins with ``::`` and a ``##[`` anywhere are commands, to Azure
+    Pipelines ``##vso[`` and ``##[`` anywhere, and to TeamCity ``##teamcity[``.
     """
     text = re.sub(r"(?m)^([^\S\n]*)::", r"\1\::", text)
     return re.sub(r"##(?=\w*\[)", "## ", text)

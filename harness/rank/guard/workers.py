@@ -151,7 +151,7 @@ NAME = "guard-workers-{}-{}"
 
 
 def _path(process: int, seed: int) -> str:
-    """The memory of a process for workers with a seed, which its user may open; empty without it."""
+    """The memory of a process for workers with a seed, as a path; empty if there is none."""
     folder, target = f"/proc/{process}/fd", f"/memfd:{NAME.format(process, seed)} (deleted)"
     with contextlib.suppress(OSError):
         for number in os.listdir(folder):

@@ -75,7 +75,11 @@ def read(folder: Path) -> Report:
     return Report(folder, _summary(summary), tuple(_alarms(alarms)), earlier)
 
 
-DAMAGES = (*(OSError, ValueError, LookupError, TypeError, AttributeError), RecursionError, ArithmeticError)
+DAMAGES = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    RecursionError,
+    ArithmeticError,
+)
 """What a damaged file of a report, also one that somebody nested deeply, makes of its reader."""
 
 
