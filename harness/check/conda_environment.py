@@ -19,7 +19,7 @@ from harness.check.constraints import of_conda
 from harness.check.contradictions import is_impossible
 from harness.check.requirement_lines import statements
 from harness.check.sections import Constraint, Content
-from harness.check.synonyms import ELSEWHERE, named_in
+from harness.check.synonyms import ELSEWHERE, named_in, unrecorded_libraries
 from harness.system.documents import as_list, as_table, as_text, as_texts
 from harness.system.text import short
 
@@ -126,13 +126,14 @@ def _name(text: str) -> str:
 
 
 def read(document: Any, file: str) -> Content:
-    """Read what an environment declares. Only packages that scenarios pin are kept: others often
-    have another name in pip."""
+    """Read what an environment declares. Only packages that scenarios pin and training libraries are
+    kept: others often have another name in pip."""
     table = as_table(document, "it")
     if WHERE not in table:
         instead = "'conda list --json' names the packages of an environment"
         raise ValueError(f"it has no list '{WHERE}'; {instead}")
     content, ours = Content(), named_in(["torch", *catalog.upstreams(), *BESIDE])
+    ours += unrecorded_libraries()
     content.add("", WHERE, [])
     specs: dict[str, str] = {}
     for entry in as_list(table[WHERE], WHERE):

@@ -24,6 +24,7 @@ from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
     Installed,
+    Listed,
     chosen,
     described,
     merged,
@@ -34,9 +35,9 @@ from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
 from harness.check.source import INPUTS, MAPPING, STDIN, PackageFile
-from harness.check.synonyms import PUBLISHED, Published, forked, named_in
+from harness.check.synonyms import PUBLISHED, Published, forked, named_in, unrecorded_libraries
 from harness.system.errors import UserError
-from harness.system.text import count
+from harness.system.text import count, listed
 
 SHOWN = 5
 """Notes of one kind that are printed."""
@@ -70,7 +71,8 @@ def of_this_interpreter(names: Iterable[str]) -> Environment:
     python = Path(sys.executable)
     all_names = _all_names(names)
     modules = {import_name(name): name for name in _originals(all_names)}
-    return _of_python(python, python, distributions.described(all_names, modules), modules)
+    answer = distributions.described([*all_names, *unrecorded_libraries()], modules)
+    return _of_python(python, python, answer, modules)
 
 
 def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
@@ -81,7 +83,7 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
     program = interpreter.executable(python)
     all_names = _all_names(names)
     modules = {import_name(name): name for name in _originals(all_names)}
-    answer = interpreter.ask(program, all_names, list(modules))
+    answer = interpreter.ask(program, [*all_names, *unrecorded_libraries()], list(modules))
     try:
         return _of_python(program, program.absolute(), answer, modules)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -94,7 +96,8 @@ def _of_python(
     """``modules`` are those that the interpreter was asked about, each with its package."""
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    records, version = answer["packages"], answer["python"]
+    libraries = answer["packages"].keys() & unrecorded_libraries()
+    records = {name: one for name, one in answer["packages"].items() if name not in libraries}
     installed = {name: _installed(name, **record) for name, record in records.items()}
     forks = {
         name: (described(release), Published(modules[module], f"it installs {module}"))
@@ -107,9 +110,9 @@ def _of_python(
     folders = {
         n: Distribution(record["versions"][0], record["folder"]) for n, record in records.items()
     }
-    where = f"{program} (Python {version})"
-    interpreter = Interpreter(str(python), version, answer["site"], folders)
-    notes = tuple(_of_unknown_origin(packages))
+    where = f"{program} (Python {answer['python']})"
+    interpreter = Interpreter(str(python), answer["python"], answer["site"], folders)
+    notes = (*_of_unknown_origin(packages), *_unrecorded(libraries))
     return Environment(packages, where, True, interpreter, notes)
 
 
@@ -161,8 +164,10 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
-        packages = merged(_listed(lists[0], all_names))
-        notes = [*_of_unknown_origin(packages), *notes, *day_notes]
+        entries = lock_files.entries(lists[0])
+        packages = merged(_listed(lists[0], entries, all_names))
+        libraries = _unrecorded(entry.name for entry in entries)
+        notes = [*_of_unknown_origin(packages), *libraries, *notes, *day_notes]
         return Environment(packages, where, complete=True, notes=tuple(notes), file=first_file)
     content = requirements.read(sources)
     notes = [_still_true(note, content) for note in notes]
@@ -180,7 +185,8 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     packages = merged({**resolution.packages, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
     unknown = {name: package for name, package in packages.items() if name in others}
-    notes = [*_of_unknown_origin(unknown), *remarks, *notes]
+    libraries = _unrecorded([*content.versions, *content.direct])
+    notes = [*_of_unknown_origin(unknown), *libraries, *remarks, *notes]
     read_files = content.files
     return Environment(
         packages, where, complete, None, tuple(notes), first_file, content.lines, read_files
@@ -194,6 +200,15 @@ def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
         for name, package in packages.items()
         if package.origin and package.origin != LEFT_OUT and not package.candidates
     ]
+
+
+def _unrecorded(names: Iterable[str]) -> list[str]:
+    """A line about the training libraries among these packages that the catalogue does not have."""
+    libraries = sorted(unrecorded_libraries().intersection(names))
+    if not libraries:
+        return []
+    have = "they have" if len(libraries) > 1 else "it has"
+    return [f"no bug of {listed(libraries)} is recorded here, which does not mean that {have} none"]
 
 
 def _still_true(note: str, content: Requirements) -> str:
@@ -238,9 +253,10 @@ def _all_names(names: Iterable[str]) -> list[str]:
     return named_in(map(canonicalize_name, [*names, "torch"]))
 
 
-def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
-    """The packages in a file that lists a whole environment."""
-    entries = lock_files.entries(file)
+def _listed(
+    file: PackageFile, entries: Sequence[Listed], names: Sequence[str]
+) -> dict[str, Installed]:
+    """The packages in a file that lists a whole environment, by its entries."""
     candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
     where = file.name if file.name in INPUTS.values() else file.path.name
     return {name: chosen(where, name, those) for name, those in candidates.items() if those}

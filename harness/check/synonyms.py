@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from harness.bugs import catalog
 from harness.bugs.commits import REPOSITORIES
 
 ELSEWHERE = {
@@ -158,6 +161,14 @@ def named_in(packages: Iterable[str]) -> list[str]:
     """These packages and the names under which their code is published as well."""
     names = list(dict.fromkeys(packages))
     return names + [name for name, copy in PUBLISHED.items() if copy.package in names]
+
+
+@cache
+def unrecorded_libraries() -> frozenset[str]:
+    """The well-known training libraries of which the catalogue has no bug."""
+    text = Path(__file__).with_name("training_libraries.txt").read_text(encoding="utf-8")
+    names = {line for line in text.splitlines() if not line.startswith("#")}
+    return frozenset(names.difference(named_in(catalog.upstreams())))
 
 
 def forked(names: Iterable[str]) -> set[str]:

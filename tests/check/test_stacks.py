@@ -244,6 +244,21 @@ def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
     check_end(pids)
 
 
+def test_a_training_library_of_an_interpreter_that_the_catalogue_does_not_have_is_named(
+    venv_folder: Path,
+) -> None:
+    (site,) = venv_folder.glob("lib/python*/site-packages")
+    for name in ("rsl_rl_lib", "verl"):
+        (site / f"{name}-1.0.dist-info").mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        (site / f"{name}-1.0.dist-info" / "METADATA").write_text(text)
+    stack = environment.of_interpreter(venv_folder, NAMES)
+    assert stack.packages == {"up": Installed("1.2.3")}
+    assert stack.notes == (
+        "no bug of rsl-rl-lib and verl is recorded here, which does not mean that they have none",
+    )
+
+
 def test_what_an_interpreter_leaves_behind_is_ended(venv_folder: Path, tmp_path: Path) -> None:
     """It keeps the streams open, which must not count as a hang."""
     pids = tmp_path / "pids"
