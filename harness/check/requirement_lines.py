@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import deque
@@ -96,6 +97,18 @@ def address_in(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
     if address.endswith("]") and "[" in address:
         address, _, extras = address[:-1].rpartition("[")
     return address, names_in(extras), Marker(marker) if marker.strip() else None
+
+
+def expanded(text: str) -> str:
+    """A text with the values of the variables in it, ``${NAME}``, as pip has it. Raises ValueError
+    for a variable that is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        if not os.environ.get(match[1]):
+            raise ValueError(f"the environment has no variable {match[1]}")
+        return os.environ[match[1]]
+
+    return re.sub(r"\$\{([A-Z0-9_]+)\}", value, text)
 
 
 def first_option(words: deque[str]) -> tuple[str, str]:

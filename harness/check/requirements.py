@@ -319,6 +319,7 @@ class _Reading:
 
     def _note_index(self, option: str, value: str) -> None:
         """Note where to look up versions."""
+        value = lines.expanded(value)
         if option == lines.NO_INDEX:
             self.no_index = True
         elif option in lines.LINKS:

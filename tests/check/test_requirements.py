@@ -60,16 +60,25 @@ def test_only_a_range_needs_an_index(file: Path, served: type[Handler]) -> None:
     [
         ("--index-url={0}/mine/", "6.0.0"),
         ("-i {0}/mine", "6.0.0"),
+        ("--index-url ${{ROOT}}/${{MINE_2}}", "6.0.0"),
+        ("-i '${{ROOT}}/mine' --extra-index-url ${{ROOT}}/simple", "6.0.0"),
         ("--extra-index-url '{0}/mine'", "6.0.0"),
         ("-i {0}/mine\n--extra-index-url {0}/simple", "6.0.0"),
         ("--extra-index-url {0}/others --extra-index-url {0}/others", "4.39.0"),
     ],
 )
 def test_the_file_may_name_the_index(
-    file: Path, served: type[Handler], options: str, newest: str
+    file: Path,
+    served: type[Handler],
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    newest: str,
 ) -> None:
+    """Also with variables, as pip allows it: so the password of an index is not in the file."""
     served.pages |= {"mine/up": page(file_of("up-6.0.0.tar.gz")), "others/up": 404}
     root = os.environ["UV_DEFAULT_INDEX"].removesuffix("/simple")
+    monkeypatch.setenv("ROOT", root)
+    monkeypatch.setenv("MINE_2", "mine")
     file.write_text(f"{options.format(root)}\nup\n")
     assert required(file, ["up"]) == {"up": newest}
 
@@ -101,6 +110,7 @@ up=1.0
 up; python_version
 ./up; python_version
 --index-url "x
+--index-url https://host/${NOWHERE}/simple
 --index-url
 --extra-index-url http://host/simple ./up
 --pre ./up
