@@ -12,7 +12,7 @@ from harness.bugs.api.settings import Setting, trigger
 from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES
 from harness.bugs.lookup import Lookup, lookup
 from harness.bugs.periods import Period, periods
-from harness.bugs.remedies import Advice
+from harness.bugs.remedies import Advice, Fits, any_fits
 from harness.bugs.results import Status
 from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
@@ -55,6 +55,8 @@ class Checked:
     """Since and until when releases have the bug."""
     accepted: Acceptance | None = None
     """What the user has decided about it, if that holds today."""
+    fits: Fits = any_fits
+    """Whether a release is for the Python of the environment."""
 
     @property
     def counts(self) -> bool:
@@ -71,7 +73,7 @@ class Checked:
     @property
     def remedy(self) -> str:
         """What a user of these releases can do."""
-        return remedies.of(self.scenario, self.subject[1] if self.subject else None)
+        return remedies.of(self.scenario, self.subject[1] if self.subject else None, self.fits)
 
     @property
     def command(self) -> str:
@@ -98,7 +100,7 @@ def recorded(
     ``settings`` narrow it: a bug whose trigger is certainly off is not triggered.
     """
     bugs = [_narrowed(_recorded(name, environment), settings) for name in names]
-    return by_severity(bugs)
+    return by_severity(replace(bug, fits=environment.fits) for bug in bugs)
 
 
 def with_accepted(
@@ -125,6 +127,7 @@ def outdated(
 def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = None) -> list[Advice]:
     """For each package with bugs, the release that has the fewest, if that helps."""
     affected: dict[tuple[str, str], list[str]] = {}
+    fits = next((checked.fits for checked in bugs), any_fits)
     for checked in bugs:
         if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY) and checked.subject:
             affected.setdefault(checked.subject, []).append(checked.scenario)
@@ -137,7 +140,7 @@ def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = Non
             and checked.status is BugStatus.NOT_AFFECTED
             and not _off(checked.scenario, settings)
         ]
-        suggestions.append(remedies.advice(package, release, names, unaffected))
+        suggestions.append(remedies.advice(package, release, names, unaffected, fits))
     return [suggestion for suggestion in suggestions if suggestion]
 
 

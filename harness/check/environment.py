@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from harness.bugs.packages import import_name
 from harness.bugs.pins import Distribution, Interpreter
@@ -36,7 +37,8 @@ from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
 from harness.check.source import INPUTS, MAPPING, STDIN, PackageFile
 from harness.check.synonyms import PUBLISHED, Published, forked, named_in, unrecorded_libraries
-from harness.system.errors import UserError
+from harness.releases import index
+from harness.system.errors import Fault, UserError
 from harness.system.text import count, listed
 
 SHOWN = 5
@@ -64,6 +66,19 @@ class Environment:
     """Where files name packages: ``requirements.txt, line 3``."""
     files: frozenset[Path] = frozenset()
     """All files that were read."""
+    python: str = ""
+    """The Python for which releases were chosen, ``3.8``; empty for ours, and if it is not known."""
+
+    def fits(self, package: str, release: str) -> bool:
+        """Whether a release may be installed with that Python, as far as the index says."""
+        if not self.python:
+            return True
+        try:
+            releases = index.releases(package)
+        except Fault:
+            return True
+        minor = int(self.python.partition(".")[2])
+        return any(one.fits(minor) for one in releases if Version(one.version) == Version(release))
 
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
@@ -189,7 +204,15 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     notes = [*_of_unknown_origin(unknown), *libraries, *remarks, *notes]
     read_files = content.files
     return Environment(
-        packages, where, complete, None, tuple(notes), first_file, content.lines, read_files
+        packages,
+        where,
+        complete,
+        None,
+        tuple(notes),
+        first_file,
+        content.lines,
+        read_files,
+        resolution.python,
     )
 
 

@@ -36,6 +36,8 @@ class Resolution:
     """What the user should know of it, a line each."""
     is_repeatable: bool = False
     """Whether the same question had the same answer today: everything was found."""
+    python: str = ""
+    """The Python that the releases are for, ``3.8``; empty for ours."""
 
 
 def read(inputs: Any) -> Resolution | None:
@@ -51,6 +53,7 @@ def write(inputs: Any, resolution: Resolution) -> None:
     if resolution.is_repeatable:
         packages = {name: asdict(package) for name, package in resolution.packages.items()}
         content = {"day": _today(), "packages": packages, "notes": resolution.notes}
+        content["python"] = resolution.python
         with suppress(HarnessError, OSError):
             store.write(cache_folder(), _key(inputs), content)
 
@@ -88,4 +91,5 @@ def _parsed(content: Any) -> Resolution:
         for name, package in as_table(table["packages"], "packages").items()
     }
     notes = tuple(as_texts(as_list(table["notes"], "notes"), "notes"))
-    return Resolution(packages, notes, table["day"] == _today())
+    python = as_text(table["python"], "python")
+    return Resolution(packages, notes, table["day"] == _today(), python)

@@ -91,9 +91,7 @@ def toml_of(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     _refuse_large(text)
-    if DEEP_KEY.search(
-        TOML_TEXT.sub("_", text)
-    ):  # it would take hours
+    if DEEP_KEY.search(TOML_TEXT.sub("_", text)):  # it would take hours
         _refuse_deep()
     content: dict[str, Any] = _shallow(lambda: tomllib.loads(text))
     return content

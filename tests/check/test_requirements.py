@@ -68,11 +68,7 @@ def test_only_a_range_needs_an_index(file: Path, served: type[Handler]) -> None:
     ],
 )
 def test_the_file_may_name_the_index(
-    file: Path,
-    served: type[Handler],
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    newest: str,
+    file: Path, served: type[Handler], monkeypatch: pytest.MonkeyPatch, options: str, newest: str
 ) -> None:
     """Also with variables, as pip allows it: so the password of an index is not in the file."""
     served.pages |= {"mine/up": page(file_of("up-6.0.0.tar.gz")), "others/up": 404}

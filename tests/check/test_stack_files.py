@@ -332,7 +332,10 @@ def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
         ("requirements.txt", "up==4.40.0\nrsl-rl-lib @ git+https://host/rsl_rl\n"),
         ("environment.yml", "dependencies: [rsl-rl-lib=5.4, {pip: [up==4.40.0]}]"),
         ("pyproject.toml", '[project]\ndependencies = ["up==4.40.0", "Rsl_Rl_Lib>=5"]'),
-        ("uv.lock", uv(("1", INDEX, "")) + (UV_PACKAGE % ("1", INDEX, "")).replace("up", "rsl-rl-lib")),
+        (
+            "uv.lock",
+            uv(("1", INDEX, "")) + (UV_PACKAGE % ("1", INDEX, "")).replace("up", "rsl-rl-lib"),
+        ),
         ("conda.json", conda(("up", "4.40.0", "pypi"), ("rsl-rl-lib", "5", "pypi"))),
     ],
 )
