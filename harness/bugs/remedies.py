@@ -13,7 +13,6 @@ from harness.bugs import catalog, lookup
 from harness.bugs.periods import periods, tested
 from harness.bugs.results import Status
 
-
 Fits = Callable[[str, str], bool]
 """Whether a release of a package is for the user's Python."""
 

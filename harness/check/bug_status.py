@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from harness.bugs import catalog, pins, remedies
 from harness.bugs.api.settings import Setting, trigger
 from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES
-from harness.bugs.lookup import Lookup, lookup
+from harness.bugs.lookup import lookup
 from harness.bugs.periods import Period, periods
 from harness.bugs.remedies import Advice, Fits, any_fits
 from harness.bugs.results import Status
@@ -167,7 +167,7 @@ def _recorded(name: str, environment: Environment) -> Checked:
     scenario = catalog.scenario(name)
     required = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
     installed = {p: environment.packages[p] for p in required if p in environment.packages}
-    choices = [_choice(choice) for choice in itertools.product(*map(_entries, installed.items()))]
+    choices = [dict(choice) for choice in itertools.product(*map(_entries, installed.items()))]
     concerned = [each for each in choices if not _excluded(name, each)]
     releases = (concerned or choices)[0]
     if why := _inapplicable(name, required, releases, environment):
@@ -187,10 +187,6 @@ def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
     return [(name, version) for version in installed.candidates or (installed.version,)]
 
 
-def _choice(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return dict(entries)
-
-
 def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
     """One of these choices is installed: return the status that they share, otherwise possibly
     affected if any is affected. ``everywhere`` says whether the bug is about all of them."""
@@ -200,7 +196,7 @@ def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool
     shared = len(statuses) == 1 and (everywhere or answers[0].status is not Status.AFFECTED)
     why = answers[0].why if len(statuses) == 1 else "; ".join(answer.why for answer in answers)
     if shared:
-        status = _status(answers[0])
+        status = BugStatus(str(answers[0].status or BugStatus.UNKNOWN))
     else:
         affected = answers[position].status is Status.AFFECTED
         status = BugStatus.POSSIBLY if affected else BugStatus.UNKNOWN
@@ -213,10 +209,6 @@ def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool
 def _public(releases: Mapping[str, str]) -> dict[str, str]:
     """Remove the labels of builds: 2.13.0+cu130 becomes 2.13.0."""
     return {name: version.partition("+")[0] for name, version in releases.items()}
-
-
-def _status(answer: Lookup) -> BugStatus:
-    return BugStatus(str(answer.status)) if answer.status else BugStatus.UNKNOWN
 
 
 def _excluded(name: str, releases: Mapping[str, str]) -> str:

@@ -72,7 +72,7 @@ def match_spec(text: str) -> MatchSpec:
     """The package that a match spec names. Raises ValueError for any other text."""
     if len(text) > LONGEST:
         raise ValueError(f"it has more than {LONGEST} characters")
-    spec = _without_comment(text)
+    spec = re.sub(r"(^|\s)#.*", "", text).strip()
     if (file := FILE.fullmatch(spec)) is not None:
         return MatchSpec(_name(file[1]), f"=={file[2]}")
     fields: dict[str, str] = {}
@@ -87,10 +87,6 @@ def match_spec(text: str) -> MatchSpec:
     version = fields.get("version", version).strip()
     fuzzy = version.startswith("=") and not version.startswith("==")
     return MatchSpec(_name(name), version.lstrip("=") if fuzzy else version, fuzzy and not build)
-
-
-def _without_comment(text: str) -> str:
-    return re.sub(r"(^|\s)#.*", "", text).strip()
 
 
 def _without_channel(spec: str) -> str:
@@ -126,8 +122,8 @@ def _name(text: str) -> str:
 
 
 def read(document: Any, file: str) -> Content:
-    """Read what an environment declares. Only packages that scenarios pin and training libraries are
-    kept: others often have another name in pip."""
+    """Read what an environment declares. Only training libraries and packages that scenarios pin
+    are kept: others often have another name in pip."""
     table = as_table(document, "it")
     if WHERE not in table:
         instead = "'conda list --json' names the packages of an environment"

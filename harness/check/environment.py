@@ -67,7 +67,7 @@ class Environment:
     files: frozenset[Path] = frozenset()
     """All files that were read."""
     python: str = ""
-    """The Python for which releases were chosen, ``3.8``; empty for ours, and if it is not known."""
+    """The Python for which releases were chosen, ``3.8``; empty for ours, or if it is not known."""
 
     def fits(self, package: str, release: str) -> bool:
         """Whether a release may be installed with that Python, as far as the index says."""

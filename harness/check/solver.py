@@ -109,7 +109,8 @@ class _Task:
         """What ``uv pip compile`` chooses. Raises NoAnswer if uv takes too long."""
         command, stdin, files = self.uv_input()
         environment = {"UV_HTTP_RETRIES": "1", "RUST_LOG": source_only.LOG}
-        needed = source_only.needs(self.sources - self.omissions) if self.sources else None
+        sources = sorted(self.sources - self.omissions)
+        needed = {n: needs.NEEDS.get(n, ()) for n in sources} if self.sources else None
         try:
             process = uv.execute([*command, *options], stdin, environment, files, LIMIT, needed)
         except subprocess.TimeoutExpired:

@@ -193,8 +193,8 @@ def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None
 
 OTHER_ANSWERS = (
     *("5", '{"python": "3"}', '{"python": 3, "site": 4, "packages": [], "owners": 6}'),
-    '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"versions": [], "direct_url": "", '
-    '"source": 0, "folder": ""}}}',
+    '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"versions": [],'
+    ' "direct_url": "", "source": 0, "folder": ""}}}',
     '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"wheels": 1}}}',
 )
 
