@@ -19,9 +19,9 @@ from harness.check.environment import Environment
 from harness.check.installed import Installed
 from harness.system.text import StrEnum
 
-TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
-"""How a status is known: from a recorded run of these releases or of their neighbours, or from a
-run now."""
+TESTED, NEIGHBOURS, READ, RAN = "tested", "neighbours", "read", "ran"
+"""How a status is known: from a recorded run of these releases or of their neighbours, from
+upstream's history or source, or from a run now."""
 
 
 class BugStatus(StrEnum):
@@ -48,7 +48,7 @@ class Checked:
     releases: Mapping[str, str]
     """The installed releases that it is about."""
     how: str = ""
-    """TESTED, NEIGHBOURS or RAN; empty if it is not known, or does not apply."""
+    """TESTED, NEIGHBOURS, READ or RAN; empty if it is not known, or does not apply."""
     settings: str = ""
     """What the settings say of the trigger; empty without settings."""
     periods: tuple[Period, ...] = ()
@@ -202,7 +202,8 @@ def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool
         status = BugStatus.POSSIBLY if affected else BugStatus.UNKNOWN
     if status is BugStatus.UNKNOWN:
         return Checked(name, status, why, choices[0])
-    how = TESTED if answers[position].tested else NEIGHBOURS
+    answer = answers[position]
+    how = TESTED if answer.tested else READ if answer.is_read else NEIGHBOURS
     return Checked(name, status, why, choices[position], how, periods=tuple(periods(name)))
 
 
