@@ -79,17 +79,13 @@ class Checked:
     def command(self) -> str:
         """The command that shows the bug with these releases."""
         overrides = [
-            f"pins.{name}={_installable(version)}"
+            # An index has only the release that a development version became.
+            f"pins.{name}={re.sub(r'[.]dev[0-9]+([+].*)?$', '', version)}"
             for name, version in self.releases.items()
             if version
         ]
         words = [f"scenario={self.scenario}", f"variant={RELEASED}", *overrides]
         return " ".join(["python -m harness run", *words])
-
-
-def _installable(version: str) -> str:
-    """The release that a development version became; an index has only releases."""
-    return re.sub(r"\.dev\d+(\+.*)?$", "", version)
 
 
 def recorded(

@@ -195,10 +195,6 @@ def _writable(folder: Path) -> bool:
     return os.access(nearest, os.W_OK | os.X_OK)
 
 
-SUPERUSER = 0
-"""The user identifier of root, who may have filled a cache for all users."""
-
-
 def temporary_folder() -> Path:
     """This user's folder among the temporary files. Raises Inconclusive if somebody else's."""
     folder = Path(tempfile.gettempdir()) / f"distributed-bugs-{os.getuid()}"
@@ -231,5 +227,5 @@ def cache_folder() -> Path:
     if folder.exists() and not folder.is_dir():
         raise Fault(f"the cache {folder} is not a folder: name another one in HARNESS_CACHE")
     for path in filter(Path.is_dir, (folder, *folder.glob("*"))):
-        refuse_unless_private(path, path.stat(), SUPERUSER)
+        refuse_unless_private(path, path.stat(), 0)  # root may have filled it for all users
     return folder

@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from harness.system.text import harmless, harmless_json, plain, silence
+from harness.system.text import harmless, plain, silence
 
 TALLY_EVERY = 60.0
 """Seconds between two lines of a tally that is not live."""
@@ -31,8 +31,9 @@ class Terminal(Console):
 
     def print_format(self, text: str) -> None:
         """Print what a program reads: JSON, Markdown, or the very commands of a CI service."""
-        is_json = text.startswith(("{", "["))
-        super().print(harmless_json(plain(text)) if is_json else plain(text), end="")
+        if text.startswith(("{", "[")):  # only its strings have a ##, which may be a command
+            text = text.replace("##", r"#\u0023")
+        super().print(plain(text), end="")
 
     def on_broken_pipe(self) -> None:
         """Print nothing more: a run whose reader has left (``| head``) still writes its verdict."""

@@ -58,12 +58,6 @@ def harmless(text: str) -> str:
     return re.sub(r"##(?=\w*\[)", "## ", text)
 
 
-def harmless_json(text: str) -> str:
-    """JSON with the same content, without commands for a CI service: its lines begin with no colon,
-    and only its strings have a ``##``."""
-    return text.replace("##", r"#\u0023")
-
-
 SECRET = re.compile(
     r"(?<=://)(?:[^\s/?#]*@"  # user:password@
     r"|[^\s/?#]*:(?!\d*(?:[/?#\s]|$))\S*@"  # the same, with a slash in the password
