@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,8 @@ class Environment:
 def of_this_interpreter(names: Iterable[str]) -> Environment:
     """The environment of this process, by its metadata; nothing is imported."""
     python = Path(sys.executable)
-    all_names = _all_names(names)
-    modules = {import_name(name): name for name in _originals(all_names)}
-    answer = distributions.described([*all_names, *unrecorded_libraries()], modules)
-    return _of_python(python, python, answer, modules)
+    packages, modules = _question(names)
+    return _of_python(python, python, distributions.described(packages, modules), modules)
 
 
 def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
@@ -96,9 +94,8 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
     Raises UserError if there is none, and Inconclusive if it crashes or does not answer.
     """
     program = interpreter.executable(python)
-    all_names = _all_names(names)
-    modules = {import_name(name): name for name in _originals(all_names)}
-    answer = interpreter.ask(program, [*all_names, *unrecorded_libraries()], list(modules))
+    packages, modules = _question(names)
+    answer = interpreter.ask(program, packages, list(modules))
     try:
         return _of_python(program, program.absolute(), answer, modules)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -131,8 +128,11 @@ def _of_python(
     return Environment(packages, where, True, interpreter, notes)
 
 
-def _originals(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name not in PUBLISHED]
+def _question(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """The packages that an interpreter is asked about, and the modules, each with its package."""
+    packages = _all_names(names)
+    modules = {import_name(name): name for name in packages if name not in PUBLISHED}
+    return [*packages, *unrecorded_libraries()], modules
 
 
 def _installed(
@@ -202,18 +202,8 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     unknown = {name: package for name, package in packages.items() if name in others}
     libraries = _unrecorded([*content.versions, *content.direct])
     notes = [*_of_unknown_origin(unknown), *libraries, *remarks, *notes]
-    read_files = content.files
-    return Environment(
-        packages,
-        where,
-        complete,
-        None,
-        tuple(notes),
-        first_file,
-        content.lines,
-        read_files,
-        resolution.python,
-    )
+    stack = Environment(packages, where, complete, None, tuple(notes), first_file)
+    return replace(stack, lines=content.lines, files=content.files, python=resolution.python)
 
 
 def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:

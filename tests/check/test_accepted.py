@@ -128,7 +128,7 @@ def test_a_file_with_a_byte_order_mark_is_read(file: str, encoding: str) -> None
         (b"[project\n", "pyproject.toml, which may list accepted bugs, cannot be read: it is no"),
         (b"a = '\xff'\n", "cannot read pyproject.toml"),
         (b"tool = 3\n", "pyproject.toml: tool is a number, not a table"),
-        (b"[tool]\ndistributed-bugs = 'x'\n", "pyproject.toml: tool.distributed-bugs is text, not a table"),
+        (b"[tool]\ndistributed-bugs = 'x'\n", "tool.distributed-bugs is text, not a table"),
         (b"[[tool.distributed-bugs]]\nbug = 'x'\n", "tool.distributed-bugs is a list, not a table"),
     ],
 )
