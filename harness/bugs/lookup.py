@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from harness.bugs import catalog, result_file
-from harness.bugs.api.spec import Scenario
+from harness.bugs.api.spec import Present, Scenario
 from harness.bugs.pins import matches
 from harness.bugs.results import Result, Status
 from harness.system.text import listed, short
@@ -141,6 +141,8 @@ class Lookup:
     why: str
     tested: bool = False
     """Whether exactly these releases were run; otherwise their neighbours were."""
+    is_read: bool = False
+    """Whether upstream's history or source says so, and not a run."""
     nearest: Status | None = None
     """Of releases beyond the tested ones: the status of the newest or oldest of those."""
 
@@ -166,23 +168,26 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     measurement = _measurement(_label(packages, target), cells[target]) if target in cells else None
     if measurement and measurement.status:
         return measurement
-    if why := _absent(scenario, dict(zip(packages, target, strict=True))):
-        return Lookup(Status.NOT_AFFECTED, why)
+    if reading := _reading(scenario, dict(zip(packages, target, strict=True))):
+        return reading
     if measurement:
         return measurement
     tested = {point: {cell.status for cell in of} for point, of in cells.items()}
     return _between(packages, target, tested)
 
 
-def _absent(scenario: Scenario, target: Mapping[str, Version]) -> str:
-    """Why these releases cannot have the bug, by upstream's own history; empty if they may."""
+def _reading(scenario: Scenario, target: Mapping[str, Version]) -> Lookup | None:
+    """What upstream's own history and source say of these releases; None if they say nothing."""
     releases = {name: str(version) for name, version in target.items()}
-    for absence in scenario.absent:
-        if matches(absence.releases, releases):
-            name = Requirement(absence.releases).name
-            link = f" ({absence.link})" if absence.link else ""
-            return f"{name} {target[name]} cannot have it: {absence.why}{link}"
-    return ""
+    for entry in (*scenario.absent, *scenario.present):
+        if matches(entry.releases, releases):
+            is_there = isinstance(entry, Present)
+            name = Requirement(entry.releases).name
+            link = f" ({entry.link})" if entry.link else ""
+            words = "has it, as its source shows" if is_there else "cannot have it"
+            status = Status.AFFECTED if is_there else Status.NOT_AFFECTED
+            return Lookup(status, f"{name} {target[name]} {words}: {entry.why}{link}", is_read=True)
+    return None
 
 
 def infer(tested: Iterable[tuple[str, Status]], version: str) -> Lookup:

@@ -4,7 +4,7 @@ around it that the scenario names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -13,29 +13,38 @@ from harness.bugs import catalog, lookup
 from harness.bugs.periods import periods, tested
 from harness.bugs.results import Status
 
+Fits = Callable[[str, str], bool]
+"""Whether a release of a package is for the user's Python."""
 
-def of(name: str, installed: str | None = None) -> str:
+
+def any_fits(package: str, release: str) -> bool:
+    return True
+
+
+def of(name: str, installed: str | None = None, fits: Fits = any_fits) -> str:
     """The remedy for a bug, in the imperative: for an installed release of its subject, or for any.
 
     Empty if no release is without the bug, and the scenario names no way around it.
     """
-    release = nearest(name, installed) if installed else _any(name)
+    release = nearest(name, installed, fits) if installed else _any(name)
     scenario = catalog.scenario(name)
     older = installed and release and Version(release) < Version(installed)
     use = f"use {'the older ' if older else ''}{scenario.subject} {release}" if release else ""
+    if installed and not release and nearest(name, installed):
+        use = f"no release of {scenario.subject} without it is for the Python of your files"
     return ", or ".join(filter(None, (use, scenario.remedy)))
 
 
-def nearest(name: str, installed: str) -> str | None:
+def nearest(name: str, installed: str, fits: Fits = any_fits) -> str | None:
     """The nearest newer release that was tested as not affected, otherwise the nearest older one.
 
     A release that has the bug with one of its tested companions counts as affected.
     """
     free = [Version(v) for v, status in tested(name).items() if status is Status.NOT_AFFECTED]
-    base = Version(installed)
-    newer, older = [v for v in free if v > base], [v for v in free if v < base]
-    choice = min(newer, default=None) or max(older, default=None)
-    return str(choice) if choice else None
+    base, package = Version(installed), catalog.scenario(name).subject
+    newer, older = sorted(v for v in free if v > base), sorted(v for v in free if v < base)
+    choices = map(str, (*newer, *reversed(older)))
+    return next((release for release in choices if fits(package, release)), None)
 
 
 def _any(name: str) -> str:
@@ -78,7 +87,11 @@ class Advice:
 
 
 def advice(
-    package: str, installed: str, own_bugs: Sequence[str], others: Iterable[str]
+    package: str,
+    installed: str,
+    own_bugs: Sequence[str],
+    others: Iterable[str],
+    fits: Fits = any_fits,
 ) -> Advice | None:
     """The nearest newer release of a package with the fewest bugs. If no newer release has fewer
     bugs than the installed one, it is an older release of the same major version; nobody downgrades
@@ -89,7 +102,7 @@ def advice(
     """
     base = Version(installed)
     of_bug = {name: tested(name) for name in (*own_bugs, *others)}
-    releases = {Version(v) for name in own_bugs for v in of_bug[name]} - {base}
+    releases = {Version(v) for name in own_bugs for v in of_bug[name] if fits(package, v)} - {base}
 
     def status(name: str, release: Version) -> Status | None:
         return lookup.infer(of_bug[name].items(), str(release)).status

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.bugs import catalog
 from harness.check.source import read_file
-from harness.system.documents import toml_of
+from harness.system.documents import table_at, toml_of
 from harness.system.errors import UserError, unknown
 from harness.system.text import one_line, short
 
@@ -50,8 +50,6 @@ def read(file: Path | None) -> dict[str, Acceptance]:
     for path in files(file):
         if file or os.path.isfile(path):
             document = _document(path)
-            if path.name == PROJECT:
-                document = _table(_table(document, "tool", path), TABLE, path)
             if document or path.name != PROJECT:
                 return _by_bug(_entries(document, path), path)
     return {}
@@ -62,23 +60,20 @@ def files(file: Path | None) -> Sequence[Path]:
     return (file,) if file else (Path(FILE), Path(PROJECT))
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> Mapping[str, Any]:
+    """The content of a file, or that of our table in a pyproject.toml."""
     text = read_file(path).text
     try:
-        return toml_of(text)
+        document = toml_of(text)
     except ValueError as error:
         raise UserError(
             f"{path}, which may list accepted bugs, cannot be read: it is no valid TOML "
             f"({one_line(str(error))})"
         ) from None
-
-
-def _table(document: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """A table of a TOML document, empty if it is not there."""
-    table = document.get(name, {})
-    if not isinstance(table, dict):
-        raise UserError(f"{path}: {name} is no table")
-    return table
+    try:
+        return table_at(document, "tool", TABLE) if path.name == PROJECT else document
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:

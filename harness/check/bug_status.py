@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from harness.bugs import catalog, pins, remedies
 from harness.bugs.api.settings import Setting, trigger
 from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES
-from harness.bugs.lookup import Lookup, lookup
+from harness.bugs.lookup import lookup
 from harness.bugs.periods import Period, periods
-from harness.bugs.remedies import Advice
+from harness.bugs.remedies import Advice, Fits, any_fits
 from harness.bugs.results import Status
 from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
 from harness.check.installed import Installed
 from harness.system.text import StrEnum
 
-TESTED, NEIGHBOURS, RAN = "tested", "neighbours", "ran"
-"""How a status is known: from a recorded run of these releases or of their neighbours, or from a
-run now."""
+TESTED, NEIGHBOURS, READ, RAN = "tested", "neighbours", "read", "ran"
+"""How a status is known: from a recorded run of these releases or of their neighbours, from
+upstream's history or source, or from a run now."""
 
 
 class BugStatus(StrEnum):
@@ -48,13 +48,15 @@ class Checked:
     releases: Mapping[str, str]
     """The installed releases that it is about."""
     how: str = ""
-    """TESTED, NEIGHBOURS or RAN; empty if it is not known, or does not apply."""
+    """TESTED, NEIGHBOURS, READ or RAN; empty if it is not known, or does not apply."""
     settings: str = ""
     """What the settings say of the trigger; empty without settings."""
     periods: tuple[Period, ...] = ()
     """Since and until when releases have the bug."""
     accepted: Acceptance | None = None
     """What the user has decided about it, if that holds today."""
+    fits: Fits = any_fits
+    """Whether a release is for the Python of the environment."""
 
     @property
     def counts(self) -> bool:
@@ -71,23 +73,19 @@ class Checked:
     @property
     def remedy(self) -> str:
         """What a user of these releases can do."""
-        return remedies.of(self.scenario, self.subject[1] if self.subject else None)
+        return remedies.of(self.scenario, self.subject[1] if self.subject else None, self.fits)
 
     @property
     def command(self) -> str:
         """The command that shows the bug with these releases."""
         overrides = [
-            f"pins.{name}={_installable(version)}"
+            # An index has only the release that a development version became.
+            f"pins.{name}={re.sub(r'[.]dev[0-9]+([+].*)?$', '', version)}"
             for name, version in self.releases.items()
             if version
         ]
         words = [f"scenario={self.scenario}", f"variant={RELEASED}", *overrides]
         return " ".join(["python -m harness run", *words])
-
-
-def _installable(version: str) -> str:
-    """The release that a development version became; an index has only releases."""
-    return re.sub(r"\.dev\d+(\+.*)?$", "", version)
 
 
 def recorded(
@@ -98,7 +96,7 @@ def recorded(
     ``settings`` narrow it: a bug whose trigger is certainly off is not triggered.
     """
     bugs = [_narrowed(_recorded(name, environment), settings) for name in names]
-    return by_severity(bugs)
+    return by_severity(replace(bug, fits=environment.fits) for bug in bugs)
 
 
 def with_accepted(
@@ -125,6 +123,7 @@ def outdated(
 def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = None) -> list[Advice]:
     """For each package with bugs, the release that has the fewest, if that helps."""
     affected: dict[tuple[str, str], list[str]] = {}
+    fits = next((checked.fits for checked in bugs), any_fits)
     for checked in bugs:
         if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY) and checked.subject:
             affected.setdefault(checked.subject, []).append(checked.scenario)
@@ -137,7 +136,7 @@ def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = Non
             and checked.status is BugStatus.NOT_AFFECTED
             and not _off(checked.scenario, settings)
         ]
-        suggestions.append(remedies.advice(package, release, names, unaffected))
+        suggestions.append(remedies.advice(package, release, names, unaffected, fits))
     return [suggestion for suggestion in suggestions if suggestion]
 
 
@@ -164,7 +163,7 @@ def _recorded(name: str, environment: Environment) -> Checked:
     scenario = catalog.scenario(name)
     required = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
     installed = {p: environment.packages[p] for p in required if p in environment.packages}
-    choices = [_choice(choice) for choice in itertools.product(*map(_entries, installed.items()))]
+    choices = [dict(choice) for choice in itertools.product(*map(_entries, installed.items()))]
     concerned = [each for each in choices if not _excluded(name, each)]
     releases = (concerned or choices)[0]
     if why := _inapplicable(name, required, releases, environment):
@@ -184,10 +183,6 @@ def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
     return [(name, version) for version in installed.candidates or (installed.version,)]
 
 
-def _choice(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
-    return dict(entries)
-
-
 def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
     """One of these choices is installed: return the status that they share, otherwise possibly
     affected if any is affected. ``everywhere`` says whether the bug is about all of them."""
@@ -197,23 +192,20 @@ def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool
     shared = len(statuses) == 1 and (everywhere or answers[0].status is not Status.AFFECTED)
     why = answers[0].why if len(statuses) == 1 else "; ".join(answer.why for answer in answers)
     if shared:
-        status = _status(answers[0])
+        status = BugStatus(str(answers[0].status or BugStatus.UNKNOWN))
     else:
         affected = answers[position].status is Status.AFFECTED
         status = BugStatus.POSSIBLY if affected else BugStatus.UNKNOWN
     if status is BugStatus.UNKNOWN:
         return Checked(name, status, why, choices[0])
-    how = TESTED if answers[position].tested else NEIGHBOURS
+    answer = answers[position]
+    how = TESTED if answer.tested else READ if answer.is_read else NEIGHBOURS
     return Checked(name, status, why, choices[position], how, periods=tuple(periods(name)))
 
 
 def _public(releases: Mapping[str, str]) -> dict[str, str]:
     """Remove the labels of builds: 2.13.0+cu130 becomes 2.13.0."""
     return {name: version.partition("+")[0] for name, version in releases.items()}
-
-
-def _status(answer: Lookup) -> BugStatus:
-    return BugStatus(str(answer.status)) if answer.status else BugStatus.UNKNOWN
 
 
 def _excluded(name: str, releases: Mapping[str, str]) -> str:

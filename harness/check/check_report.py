@@ -308,7 +308,9 @@ def as_json(report: Report) -> str:
             "notes": _notes(environment),
             "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
         },
-        "settings": None if settings is None else _settings(settings),
+        "settings": None
+        if settings is None
+        else {n: asdict(settings[n]) for n in sorted(settings)},
         "bugs": [_bug(checked) for checked in report.bugs],
         "advice": [asdict(suggestion) for suggestion in advice(report.bugs, settings)],
         "notes": list(report.notes),
@@ -316,10 +318,6 @@ def as_json(report: Report) -> str:
         "broken": dict(report.broken),
     }
     return json.dumps(content, indent=2)
-
-
-def _settings(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    return {name: asdict(setting) for name, setting in sorted(settings.items())}
 
 
 def _bug(checked: Checked) -> dict[str, Any]:

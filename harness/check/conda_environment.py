@@ -12,15 +12,16 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import Version
 
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
 from harness.check.contradictions import is_impossible
 from harness.check.requirement_lines import statements
 from harness.check.sections import Constraint, Content
-from harness.check.synonyms import ELSEWHERE, named_in
+from harness.check.synonyms import ELSEWHERE, named_in, unrecorded_libraries
 from harness.system.documents import as_list, as_table, as_text, as_texts
-from harness.system.text import listed, short
+from harness.system.text import short
 
 WHERE = "dependencies"
 LONGEST = 1000
@@ -40,13 +41,14 @@ BESIDE = ("torchvision", "torchaudio", "torchtext", "tokenizers", "xformers")
 
 CUDA = "pytorch-cuda"
 OF_CUDA = {
-    "11.6": ">=1.13,<2",
-    "11.7": ">=1.13,<2.1",
-    "11.8": ">=2,<2.6",
-    "12.1": ">=2.1,<2.6",
-    "12.4": ">=2.4,<2.6",
+    "11.6": ("1.13", "2"),
+    "11.7": ("1.13", "2.1"),
+    "11.8": ("2", "2.6"),
+    "12.1": ("2.1", "2.6"),
+    "12.4": ("2.4", "2.6"),
 }
-"""The releases of torch that conda has with a release of pytorch-cuda: its channel ends with 2.5.
+"""By release of pytorch-cuda, the first release of torch that conda has with it, and the first that
+it does not have any more: its channel ends with 2.5.
 Source: https://pytorch.org/get-started/previous-versions"""
 
 
@@ -70,7 +72,7 @@ def match_spec(text: str) -> MatchSpec:
     """The package that a match spec names. Raises ValueError for any other text."""
     if len(text) > LONGEST:
         raise ValueError(f"it has more than {LONGEST} characters")
-    spec = _without_comment(text)
+    spec = re.sub(r"(^|\s)#.*", "", text).strip()
     if (file := FILE.fullmatch(spec)) is not None:
         return MatchSpec(_name(file[1]), f"=={file[2]}")
     fields: dict[str, str] = {}
@@ -87,13 +89,9 @@ def match_spec(text: str) -> MatchSpec:
     return MatchSpec(_name(name), version.lstrip("=") if fuzzy else version, fuzzy and not build)
 
 
-def _without_comment(text: str) -> str:
-    return re.sub(r"(^|\s)#.*", "", text).strip()
-
-
 def _without_channel(spec: str) -> str:
-    """A spec without ``conda-forge/linux-64::``, or ``conda-forge::`` with a namespace inside."""
-    return re.sub(r"^[^:\s]+:[^:\s]*:", "", spec).strip()
+    """A spec without its channel, ``conda-forge/linux-64::`` or ``https://host/channel::``."""
+    return spec.rpartition(":")[2].strip()
 
 
 def _fields(text: str) -> dict[str, str]:
@@ -109,8 +107,8 @@ def _fields(text: str) -> dict[str, str]:
 
 def _version(text: str) -> tuple[str, str]:
     """The version and the build after a name; spaces may be around operators."""
-    text = re.sub(r"\s*([,|])\s*", r"\1", text.strip())
-    text = re.sub(r"([<>=!~])\s+", r"\1", " ".join(text.split()))
+    text = re.sub(r" ?([,|]) ?", r"\1", " ".join(text.split()))
+    text = re.sub(r"([<>=!~]) ", r"\1", text)
     match = BUILD.fullmatch(text)
     return (match[1], match[2] or "") if match else (text, "")
 
@@ -124,37 +122,48 @@ def _name(text: str) -> str:
 
 
 def read(document: Any, file: str) -> Content:
-    """Read what an environment declares. Only packages that scenarios pin are kept: others often
-    have another name in pip."""
+    """Read what an environment declares. Only training libraries and packages that scenarios pin
+    are kept: others often have another name in pip."""
     table = as_table(document, "it")
     if WHERE not in table:
         instead = "'conda list --json' names the packages of an environment"
         raise ValueError(f"it has no list '{WHERE}'; {instead}")
     content, ours = Content(), named_in(["torch", *catalog.upstreams(), *BESIDE])
+    ours += unrecorded_libraries()
     content.add("", WHERE, [])
     specs: dict[str, str] = {}
     for entry in as_list(table[WHERE], WHERE):
         if isinstance(entry, Mapping):
-            _of_pip(as_table(entry, f"an entry of {WHERE}"), content, file)
+            _of_pip(as_table(entry, f"an entry of {WHERE}"), content, ours, file)
         else:
             specs.update(_package(as_text(entry, f"an entry of {WHERE}"), content, ours, file))
-    bound = OF_CUDA.get(specs.get(CUDA, "").lstrip("=").removesuffix(".*"), "")
+    bound = _bound_of(specs[CUDA]) if CUDA in specs else ""
     if bound and "torch" in specs and not is_impossible(SpecifierSet(f"{specs['torch']},{bound}")):
         content.add("", WHERE, [Constraint(f"torch{bound}")])
     return content
 
 
-def _of_pip(entry: Mapping[str, Any], content: Content, file: str) -> None:
+def _bound_of(cuda: str) -> str:
+    """The releases of torch that conda has with these of pytorch-cuda; empty if it has none."""
+    spans = [OF_CUDA[release] for release in SpecifierSet(cuda).filter(OF_CUDA)]
+    if not spans:
+        return ""
+    first = min((first for first, _ in spans), key=Version)
+    return f">={first},<{max((end for _, end in spans), key=Version)}"
+
+
+def _of_pip(entry: Mapping[str, Any], content: Content, ours: list[str], file: str) -> None:
     texts = as_texts(entry.get("pip"), f"{WHERE}, pip")
     # conda writes them into a requirements file
     content.add("", WHERE, [line for text in texts for _, line in statements(text)])
-    if others := sorted(entry.keys() - {"pip"}):
-        content.notes.append(f"{file}, {WHERE}: {listed(others)} left out, as only pip's is read")
+    for name in sorted(entry.keys() - {"pip"}):
+        values = entry[name] if isinstance(entry[name], list) else [entry[name]]
+        for value in values:
+            _leave_out(f"{name}: {value}", "only pip's list is read", content, ours, file)
 
 
 def _package(entry: str, content: Content, ours: list[str], file: str) -> Iterator[tuple[str, str]]:
     """Note a package. Yields the name and the versions of one of ours and of pytorch-cuda."""
-    where = f"{file}, {WHERE}: '{short(entry)}'"
     try:
         spec = match_spec(entry)
         if spec.name in ("python", CUDA, *ours):
@@ -162,11 +171,7 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> Iterat
     except NotPythons:
         return
     except ValueError as error:
-        name = _first_word(entry)
-        if name in ours:
-            content.unknown[name] = f"{where} cannot be read"
-        effect = f"the release of {name} is not known" if name in ours else "it is left out"
-        content.notes.append(f"{where} cannot be read, so {effect}: {error}")
+        _leave_out(entry, str(error), content, ours, file)
         return
     if spec.name == "python":
         content.python = content.python or specifier
@@ -176,13 +181,17 @@ def _package(entry: str, content: Content, ours: list[str], file: str) -> Iterat
         yield spec.name, specifier
         content.add("", WHERE, [f"{spec.name}{specifier}"])
         if has_alternatives:
+            where = f"{file}, {WHERE}: '{short(entry)}'"
             content.notes.append(f"{where}: which of the alternatives is left open")
 
 
-def _first_word(entry: str) -> str:
-    """Guess the name in an entry that cannot be read; empty if it has none."""
-    match = re.match(r"[\w.-]+", _without_channel(_without_comment(entry)))
-    try:
-        return _name(match[0]) if match else ""
-    except ValueError:
-        return ""
+def _leave_out(entry: str, why: str, content: Content, ours: list[str], file: str) -> None:
+    """Note an entry that cannot be read: the release of the package of ours that it may name is
+    unknown."""
+    where = f"{file}, {WHERE}: '{short(entry)}'"
+    words = map(canonicalize_name, re.findall(r"[\w.-]+", f"{_without_channel(entry)} {entry}"))
+    name = next((n for word in words if (n := ELSEWHERE.get(word, word)) in ours), "")
+    if name:
+        content.unknown[name] = f"{where} cannot be read"
+    effect = f"the release of {name} is not known" if name else "it is left out"
+    content.notes.append(f"{where} cannot be read, so {effect}: {why}")

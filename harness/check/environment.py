@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from harness.bugs.packages import import_name
 from harness.bugs.pins import Distribution, Interpreter
@@ -24,6 +25,7 @@ from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
     Installed,
+    Listed,
     chosen,
     described,
     merged,
@@ -34,9 +36,10 @@ from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
 from harness.check.source import INPUTS, MAPPING, STDIN, PackageFile
-from harness.check.synonyms import PUBLISHED, Published, forked, named_in
-from harness.system.errors import UserError
-from harness.system.text import count
+from harness.check.synonyms import PUBLISHED, Published, forked, named_in, unrecorded_libraries
+from harness.releases import index
+from harness.system.errors import Fault, UserError
+from harness.system.text import count, listed
 
 SHOWN = 5
 """Notes of one kind that are printed."""
@@ -63,14 +66,26 @@ class Environment:
     """Where files name packages: ``requirements.txt, line 3``."""
     files: frozenset[Path] = frozenset()
     """All files that were read."""
+    python: str = ""
+    """The Python for which releases were chosen, ``3.8``; empty for ours, or if it is not known."""
+
+    def fits(self, package: str, release: str) -> bool:
+        """Whether a release may be installed with that Python, as far as the index says."""
+        if not self.python:
+            return True
+        try:
+            releases = index.releases(package)
+        except Fault:
+            return True
+        minor = int(self.python.partition(".")[2])
+        return any(one.fits(minor) for one in releases if Version(one.version) == Version(release))
 
 
 def of_this_interpreter(names: Iterable[str]) -> Environment:
     """The environment of this process, by its metadata; nothing is imported."""
     python = Path(sys.executable)
-    all_names = _all_names(names)
-    modules = {import_name(name): name for name in _originals(all_names)}
-    return _of_python(python, python, distributions.described(all_names, modules), modules)
+    packages, modules = _question(names)
+    return _of_python(python, python, distributions.described(packages, modules), modules)
 
 
 def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
@@ -79,10 +94,12 @@ def of_interpreter(python: Path, names: Iterable[str]) -> Environment:
     Raises UserError if there is none, and Inconclusive if it crashes or does not answer.
     """
     program = interpreter.executable(python)
-    all_names = _all_names(names)
-    modules = {import_name(name): name for name in _originals(all_names)}
-    answer = interpreter.ask(program, all_names, list(modules))
-    return _of_python(program, program.absolute(), answer, modules)
+    packages, modules = _question(names)
+    answer = interpreter.ask(program, packages, list(modules))
+    try:
+        return _of_python(program, program.absolute(), answer, modules)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise interpreter.other_form(program) from None
 
 
 def _of_python(
@@ -91,7 +108,8 @@ def _of_python(
     """``modules`` are those that the interpreter was asked about, each with its package."""
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    records, version = answer["packages"], answer["python"]
+    libraries = answer["packages"].keys() & unrecorded_libraries()
+    records = {name: one for name, one in answer["packages"].items() if name not in libraries}
     installed = {name: _installed(name, **record) for name, record in records.items()}
     forks = {
         name: (described(release), Published(modules[module], f"it installs {module}"))
@@ -104,14 +122,17 @@ def _of_python(
     folders = {
         n: Distribution(record["versions"][0], record["folder"]) for n, record in records.items()
     }
-    where = f"{program} (Python {version})"
-    interpreter = Interpreter(str(python), version, answer["site"], folders)
-    notes = tuple(_of_unknown_origin(packages))
+    where = f"{program} (Python {answer['python']})"
+    interpreter = Interpreter(str(python), answer["python"], answer["site"], folders)
+    notes = (*_of_unknown_origin(packages), *_unrecorded(libraries))
     return Environment(packages, where, True, interpreter, notes)
 
 
-def _originals(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name not in PUBLISHED]
+def _question(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """The packages that an interpreter is asked about, and the modules, each with its package."""
+    packages = _all_names(names)
+    modules = {import_name(name): name for name in packages if name not in PUBLISHED}
+    return [*packages, *unrecorded_libraries()], modules
 
 
 def _installed(
@@ -158,8 +179,10 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
-        packages = merged(_listed(lists[0], all_names))
-        notes = [*_of_unknown_origin(packages), *notes, *day_notes]
+        entries = lock_files.entries(lists[0])
+        packages = merged(_listed(lists[0], entries, all_names))
+        libraries = _unrecorded(entry.name for entry in entries)
+        notes = [*_of_unknown_origin(packages), *libraries, *notes, *day_notes]
         return Environment(packages, where, complete=True, notes=tuple(notes), file=first_file)
     content = requirements.read(sources)
     notes = [_still_true(note, content) for note in notes]
@@ -177,11 +200,10 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     packages = merged({**resolution.packages, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
     unknown = {name: package for name, package in packages.items() if name in others}
-    notes = [*_of_unknown_origin(unknown), *remarks, *notes]
-    read_files = content.files
-    return Environment(
-        packages, where, complete, None, tuple(notes), first_file, content.lines, read_files
-    )
+    libraries = _unrecorded([*content.versions, *content.direct])
+    notes = [*_of_unknown_origin(unknown), *libraries, *remarks, *notes]
+    stack = Environment(packages, where, complete, None, tuple(notes), first_file)
+    return replace(stack, lines=content.lines, files=content.files, python=resolution.python)
 
 
 def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
@@ -191,6 +213,15 @@ def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
         for name, package in packages.items()
         if package.origin and package.origin != LEFT_OUT and not package.candidates
     ]
+
+
+def _unrecorded(names: Iterable[str]) -> list[str]:
+    """A line about the training libraries among these packages that the catalogue does not have."""
+    libraries = sorted(unrecorded_libraries().intersection(names))
+    if not libraries:
+        return []
+    have = "they have" if len(libraries) > 1 else "it has"
+    return [f"no bug of {listed(libraries)} is recorded here, which does not mean that {have} none"]
 
 
 def _still_true(note: str, content: Requirements) -> str:
@@ -235,9 +266,10 @@ def _all_names(names: Iterable[str]) -> list[str]:
     return named_in(map(canonicalize_name, [*names, "torch"]))
 
 
-def _listed(file: PackageFile, names: Sequence[str]) -> dict[str, Installed]:
-    """The packages in a file that lists a whole environment."""
-    entries = lock_files.entries(file)
+def _listed(
+    file: PackageFile, entries: Sequence[Listed], names: Sequence[str]
+) -> dict[str, Installed]:
+    """The packages in a file that lists a whole environment, by its entries."""
     candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
     where = file.name if file.name in INPUTS.values() else file.path.name
     return {name: chosen(where, name, those) for name, those in candidates.items() if those}

@@ -182,7 +182,8 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
         return name, Installed("", f"installed from {repository}")
     if plus:
         return name, from_git(name, address)
-    if hosted and (release := _tagged(name, f"{host}{hosted[1]}", _stem(file))):
+    stem = re.sub(r"\.(zip|tgz|tar\.\w+)$", "", file)
+    if hosted and (release := _tagged(name, f"{host}{hosted[1]}", stem)):
         return name, described(release)
     if ARCHIVES.search(file):
         archive_name, version = _archive(file)
@@ -237,7 +238,7 @@ def _tagged(name: str, repository: str, reference: str) -> str:
 
 
 GITHUB = re.compile(
-    r"(?:(?:git\+)?(?:https?|ssh|git)://)?(?:[^/@]+@)?github\.com(?::\d+)?[:/]+"
+    r"(?:(?:git\+)?(?:https?|ssh|git)://)?(?:[^/@]+@)?github\.com(?::\d+)?[:/]/*"
     r"([^/]+/[^/]+?)(?:\.git)?/*"
 )
 """A repository on GitHub itself: another host may have a folder of this name."""
@@ -247,10 +248,6 @@ def _upstream(address: str) -> str:
     """The package whose own repository on GitHub an address is; empty for any other address."""
     place = GITHUB.fullmatch(address)
     return UPSTREAM.get(place[1].lower(), "") if place else ""
-
-
-def _stem(file: str) -> str:
-    return re.sub(r"\.(zip|tgz|tar\.\w+)$", "", file)
 
 
 def _repository(place: str) -> str:

@@ -65,11 +65,18 @@ def ask(python: Path, names: Sequence[str], modules: Sequence[str]) -> dict[str,
     return answer
 
 
+def other_form(python: Path) -> Inconclusive:
+    """The error for the answer of a program that is no Python, or that its owner changed."""
+    return Inconclusive(f"{python} gives an answer in another form: name a Python with --python")
+
+
 def missing(python: Path, modules: Sequence[str]) -> list[str]:
     """The modules that another interpreter lacks, with the PYTHONPATH of this process. Imports
     none of them, and raises what ``ask`` raises."""
-    answer: list[str] = _asked(python, MISSING, modules)
-    return answer
+    answer = _asked(python, MISSING, modules)
+    if not isinstance(answer, list):
+        raise other_form(python)
+    return [str(module) for module in answer]
 
 
 def _asked(python: Path, program: str, question: object, *options: str) -> Any:
@@ -117,7 +124,7 @@ def _answer(output: IO[bytes]) -> Any:
     output.seek(0)
     for line in output.read().decode(errors="replace").splitlines():
         if line.startswith(MARK):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 return json.loads(line[len(MARK) :])
     return None
 

@@ -64,50 +64,34 @@ def entries(source: PackageFile) -> list[Listed]:
 
     Raises UserError for any other file, and Inconclusive for a lock file of an unknown version.
     """
-    if source.is_conda_lock and not (source.is_json or source.is_toml):
-        return _of_conda(source)
-    document = _document(source)
-    if source.is_json and PIPFILE not in document:
-        return _conda_entries(document[""], source.name)
+    name, is_yaml = source.name, source.is_conda_lock and not (source.is_json or source.is_toml)
+    content = content_of(
+        name, source.text, "JSON" if source.is_json else "YAML" if is_yaml else "TOML"
+    )
     try:
-        return list(_entries(document, source.name))
+        if is_yaml:
+            return list(_of_conda(as_table(content, "it"), name))
+        if not source.is_json:
+            return list(_of_toml(content, name))
+        if source.path.name == PIPFILE or (isinstance(content, dict) and "_meta" in content):
+            return list(_pipfile(as_table(content, "it")))
+        return _conda_entries(content, name)
     except ValueError as error:
-        raise UserError(
-            f"{source.name} is not a valid lock file: {short(str(error), 200)}"
-        ) from None
+        raise UserError(f"{name} is not a valid lock file: {short(str(error), 200)}") from None
 
 
-def _of_conda(source: PackageFile) -> list[Listed]:
+def _of_conda(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
     """The packages in conda-lock.yml or pixi.lock."""
-    try:
-        document = as_table(content_of(source.name, source.text, "YAML"), "it")
-        kind, versions, read = (
-            ("conda-lock.yml", conda_locks.CONDA_LOCK, conda_locks.of_conda_lock)
-            if "package" in document
-            else ("pixi.lock", conda_locks.PIXI, conda_locks.of_pixi)
-        )
-        _refuse_unknown_version(source.name, kind, document.get("version", 1), *versions)
-        return list(read(document))
-    except ValueError as error:
-        raise UserError(
-            f"{source.name} is not a valid lock file: {short(str(error), 200)}"
-        ) from None
+    kind, versions, read = (
+        ("conda-lock.yml", conda_locks.CONDA_LOCK, conda_locks.of_conda_lock)
+        if "package" in document
+        else ("pixi.lock", conda_locks.PIXI, conda_locks.of_pixi)
+    )
+    _refuse_unknown_version(file, kind, document.get("version", 1), *versions)
+    return read(document)
 
 
-def _document(source: PackageFile) -> Mapping[str, Any]:
-    """Parse a file. JSON is returned under a key: ``Pipfile.lock`` for such a file, empty for
-    conda's list."""
-    if source.is_json:
-        document = content_of(source.name, source.text, "JSON")
-        pipenv = source.path.name == PIPFILE or (isinstance(document, dict) and "_meta" in document)
-        return {PIPFILE if pipenv else "": document}
-    content: dict[str, Any] = content_of(source.name, source.text, "TOML")
-    return content
-
-
-def _entries(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
-    if PIPFILE in document:
-        return _pipfile(as_table(document[PIPFILE], "it"))
+def _of_toml(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
     metadata = table_at(document, "metadata")
     if "lock_version" in metadata:
         _refuse_unknown_version(file, "pdm.lock", _major(metadata["lock_version"]), PDM)
@@ -181,8 +165,8 @@ OWN = {"virtual", "editable", "directory"}
 
 
 def _reached(document: Mapping[str, Any]) -> set[str]:
-    """The packages of uv.lock that something needs here: the user's own and those that no package
-    needs, and all that these need under markers that hold."""
+    """The packages of uv.lock that something needs here: the user's own and those that no other
+    package needs, and all that these need under markers that hold."""
     packages = list(_packages(document))
     needs: dict[str, list[tuple[str, bool]]] = {name: [] for _, name in packages}
     for package, name in packages:  # a fork has several releases of a package
@@ -195,13 +179,23 @@ def _reached(document: Mapping[str, Any]) -> set[str]:
     manifest = table_at(document, "manifest")
     asked = _uv_edges(manifest.get("requirements"), "manifest.requirements")
     needed = {name for those in needs.values() for name, _ in those}
-    waiting = [*own, *(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)]
-    reached = set[str]()
+    roots = {*own, *(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)}
+    elsewhere = {name for name, _ in asked} - roots
+    circles = needs.keys() - _closure(roots | elsewhere, needs, everywhere=True)
+    return _closure(roots | circles, needs)
+
+
+def _closure(
+    names: Iterable[str], needs: Mapping[str, list[tuple[str, bool]]], *, everywhere: bool = False
+) -> set[str]:
+    """Packages and all that they need here, or ``everywhere``."""
+    waiting, reached = list(names), set[str]()
     while waiting:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
-            waiting += [need for need, holds_here in needs.get(name, ()) if holds_here]
+            edges = needs.get(name, ())
+            waiting += [need for need, holds_here in edges if holds_here or everywhere]
     return reached
 
 

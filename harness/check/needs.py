@@ -2,66 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-NEEDS = {
-    "accelerate": ("huggingface-hub", "torch"),
-    "ai2-olmo-core": ("torch",),
-    "albumentations": (),
-    "datasets": ("huggingface-hub",),
-    "deepspeed": ("torch",),
-    "diffusers": ("huggingface-hub",),
-    "ema-pytorch": ("torch",),
-    "fla-core": ("torch",),
-    "flash-attn": ("torch",),
-    "grain": (),
-    "heavyball": ("torch",),
-    "huggingface-hub": (),
-    "keras": (),
-    "lhotse": ("torch",),
-    "liger-kernel": ("torch",),
-    "lightly": ("pytorch-lightning", "torch"),
-    "lightning": ("torch", "torchmetrics"),
-    "litdata": ("torch",),
-    "lm-eval": ("accelerate", "datasets", "peft", "torch", "transformers"),
-    "megatron-core": ("torch",),
-    "mmengine": ("torch",),
-    "mosaicml": ("torch", "torchmetrics"),
-    "mosaicml-streaming": ("torch", "transformers"),
-    "opacus": ("torch",),
-    "open-clip-torch": ("huggingface-hub", "timm", "torch"),
-    "peft": ("accelerate", "huggingface-hub", "torch", "transformers"),
-    "prodigyopt": ("torch",),
-    "pytorch-ignite": ("torch",),
-    "pytorch-lightning": ("torch", "torchmetrics"),
-    "pytorch-metric-learning": ("torch",),
-    "pytorch-optimizer": ("torch",),
-    "sentence-transformers": ("huggingface-hub", "torch", "transformers"),
-    "timm": ("huggingface-hub", "torch"),
-    "torch": (),
-    "torchao": ("torch",),
-    "torchdata": ("torch",),
-    "torchmetrics": ("torch",),
-    "torchtitan": ("datasets", "huggingface-hub", "torch", "torchdata"),
-    "torchtune": ("datasets", "huggingface-hub", "torch"),
-    "transformers": ("huggingface-hub",),
-    "trl": ("accelerate", "datasets", "torch", "transformers"),
-    "vector-quantize-pytorch": ("torch",),
-    "webdataset": (),
-}
-"""What a package needs, of those that this project knows: for an omission, and where nothing can
-be resolved. Any release of the last two years needs these."""
+from harness.check.synonyms import NAMES
 
-NEEDS_ONE_RELEASE = {
-    "sglang": ("torch", "transformers"),
-    "torchaudio": ("torch",),
-    "torchvision": ("torch",),
-    "unsloth": ("accelerate", "datasets", "peft", "torch", "transformers", "trl"),
-    "vllm": ("torch", "transformers"),
-    "xformers": ("torch",),
-}
-"""The same of packages that projects often name beside ours. They allow few releases, or one:
-without their requirements nobody knows which."""
+NEEDS: Mapping[str, Sequence[str]] = NAMES["needs"]
+NEEDS_ONE_RELEASE: Mapping[str, Sequence[str]] = NAMES["needs_one_release"]
 
 
 def unknown_needs(

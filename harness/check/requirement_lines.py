@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+from collections import deque
 from collections.abc import Iterator
 
 from packaging.markers import Marker
@@ -18,19 +21,14 @@ WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
 EDIT = ("-e", "--editable")
 FLAGS = ("--pre", "--prefer-binary", "--require-hashes", NO_INDEX)
 """Options without a value."""
-VALUES = ("--no-binary", "--only-binary", "--trusted-host", "--use-feature")
+OF_ONE = ("--hash", "--config-setting", "--config-settings", "--global-option", "-C")
+"""Options of one requirement."""
+VALUES = ("--no-binary", "--only-binary", "--trusted-host", "--use-feature", *OF_ONE)
 IDLE = (*FLAGS, *VALUES)
 """Options for installing, which have no effect here."""
 
-WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
-"""A word as a shell reads it: pip splits options so."""
-OF_ONE = re.compile(
-    rf"\s(?:--(?:hash|config-settings?|global-option)[=\s]\s*|-C\s*)(?:{WORD})(?=\s|$)"
-)
-"""The options of one requirement, which have no effect here."""
-WITH_VALUES = "|".join(option for option in (*VALUES, *WHERE) if option not in FLAGS)
-AFTER_ONE = re.compile(rf"\s(?:(?:{'|'.join(FLAGS)})|(?:{WITH_VALUES})[=\s]\s*(?:{WORD}))(?=\s|$)")
-"""Options after a requirement: pip ignores them there, and reads them in lines of their own."""
+HASH = re.compile(r"\s--hash[=\s]\w+:\w+(?=\s|$)")
+"""A lock file has thousands; to split them as a shell does would take seconds."""
 
 MALFORMED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\]\s*)?[=<>!~]")
 """The beginning of a requirement. What follows may have a slash, and is no path:
@@ -58,11 +56,24 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
                 continue
         joined = "".join(parts)
         parts.clear()
-        statement = OF_ONE.sub("", joined).strip()
-        if not statement.startswith("-"):
-            statement = AFTER_ONE.sub("", statement).strip()
-        if statement:
+        if statement := _without_options(HASH.sub("", joined).strip()):
             yield number, statement
+
+
+def _without_options(line: str) -> str:
+    """A requirement without the options after it: pip ignores them, and reads those that are not of
+    one requirement in lines of their own. Other lines are returned as they are."""
+    begin = re.search(r"\s-", line)
+    if line.startswith("-") or begin is None:
+        return line
+    try:
+        words = deque(shlex.split(line[begin.start() :]))
+        while words:
+            if first_option(words)[0] not in (*IDLE, *WHERE):
+                return line
+    except ValueError:
+        return line
+    return line[: begin.start()].strip()
 
 
 def requirement_in(line: str) -> Requirement | None:
@@ -88,9 +99,21 @@ def address_in(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
     return address, names_in(extras), Marker(marker) if marker.strip() else None
 
 
-def first_option(words: list[str]) -> tuple[str, str]:
+def expanded(text: str) -> str:
+    """A text with the values of the variables in it, ``${NAME}``, as pip has it. Raises ValueError
+    for a variable that is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        if not os.environ.get(match[1]):
+            raise ValueError(f"the environment has no variable {match[1]}")
+        return os.environ[match[1]]
+
+    return re.sub(r"\$\{([A-Z0-9_]+)\}", value, text)
+
+
+def first_option(words: deque[str]) -> tuple[str, str]:
     """Take the first option of a line, and its value if it has one, from these words."""
-    word = words.pop(0)
+    word = words.popleft()
     long = word.startswith("--")
     option, inline, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
     if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
@@ -99,6 +122,6 @@ def first_option(words: list[str]) -> tuple[str, str]:
         )
     if option in FLAGS:
         return option, ""
-    if not (value if inline else any(words[:1])):
+    if not (value if inline else words and words[0]):
         raise ValueError(f"{option} has no value")
-    return option, value.removeprefix("=") if inline else words.pop(0)
+    return option, value.removeprefix("=") if inline else words.popleft()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os.path
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -296,10 +297,10 @@ class _Reading:
 
     def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
         """Note what the options of a line say. A marker is no part of them, and has quotes."""
-        if edited := re.match(r"(?:-e|--editable)[=\s]*(?=.*;)", line):
+        if ";" in line and (edited := re.match(r"(?:-e|--editable)[=\s]*", line)):
             self._note_editable(line[edited.end() :], file, where, constraint)
             return
-        words = shlex.split(line)
+        words = deque(shlex.split(line))
         while words:
             option, value = lines.first_option(words)
             if option in lines.EDIT:
@@ -318,6 +319,7 @@ class _Reading:
 
     def _note_index(self, option: str, value: str) -> None:
         """Note where to look up versions."""
+        value = lines.expanded(value)
         if option == lines.NO_INDEX:
             self.no_index = True
         elif option in lines.LINKS:

@@ -36,6 +36,8 @@ class Resolution:
     """What the user should know of it, a line each."""
     is_repeatable: bool = False
     """Whether the same question had the same answer today: everything was found."""
+    python: str = ""
+    """The Python that the releases are for, ``3.8``; empty for ours."""
 
 
 def read(inputs: Any) -> Resolution | None:
@@ -51,6 +53,7 @@ def write(inputs: Any, resolution: Resolution) -> None:
     if resolution.is_repeatable:
         packages = {name: asdict(package) for name, package in resolution.packages.items()}
         content = {"day": _today(), "packages": packages, "notes": resolution.notes}
+        content["python"] = resolution.python
         with suppress(HarnessError, OSError):
             store.write(cache_folder(), _key(inputs), content)
 
@@ -63,7 +66,7 @@ def _key(inputs: Any) -> dict[str, str]:
     """A digest of the inputs and of what else decides the answer: uv, this Python, the platform,
     and the index with its configuration. The day is not among it, so that a file of yesterday is
     overwritten."""
-    code = (f"{name}.py" for name in ("needs", "resolver", "solver", "source_only", "uv_errors"))
+    code = ("packages.toml", "resolver.py", "solver.py", "source_only.py", "uv_errors.py")
     files = [*map(Path(__file__).with_name, code), *filter(None, [index.uv_configuration()])]
     facts = [
         *(inputs, release_of("uv"), release_of("distributed-bugs"), dict(default_environment())),
@@ -88,4 +91,5 @@ def _parsed(content: Any) -> Resolution:
         for name, package in as_table(table["packages"], "packages").items()
     }
     notes = tuple(as_texts(as_list(table["notes"], "notes"), "notes"))
-    return Resolution(packages, notes, table["day"] == _today())
+    python = as_text(table["python"], "python")
+    return Resolution(packages, notes, table["day"] == _today(), python)

@@ -77,7 +77,7 @@ def _resolution(
     unsettled = solution.contested.keys() & packages.keys()
     if unsaid := sorted({*unnamed, *(n for n in unsettled if not packages[n].version)}):
         notes.insert(0, f"not known: the releases of {listed(unsaid)}")
-    return Resolution(packages, tuple(notes), is_repeatable)
+    return Resolution(packages, tuple(notes), is_repeatable, solution.python)
 
 
 def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, str]:
@@ -151,4 +151,4 @@ def _solve(content: Requirements, our_packages: Collection[str], day: str) -> So
 def _empty_solution(content: Requirements, our_packages: Collection[str], note: str) -> Solution:
     """The solution if uv chose no releases: what is unknown, and a note that says why."""
     unknown = unknown_needs(content.versions, our_packages, (), "could not be resolved")
-    return Solution(unknown=unknown, notes=[note])
+    return Solution(unknown=unknown, notes=[note], python=solver.other_python(content.python))

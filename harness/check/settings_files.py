@@ -75,11 +75,11 @@ def read(
     """
     decisions = []
     if deepspeed:
-        decisions.append(of_deepspeed(_json(deepspeed), deepspeed))
+        decisions.append(of_deepspeed(_settings_in(deepspeed, "JSON"), deepspeed))
     if training_args:
-        decisions += _of_training_args(_json(training_args), training_args)
+        decisions += _of_training_args(_settings_in(training_args, "JSON"), training_args)
     if accelerate:
-        decisions += _of_accelerate(_yaml(accelerate), accelerate)
+        decisions += _of_accelerate(_settings_in(accelerate, "YAML"), accelerate)
     return merged(decisions)
 
 
@@ -197,7 +197,7 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
     if isinstance(inside, Mapping):
         return [values, of_deepspeed(inside, where)]
     if isinstance(inside, str) and (file := _file_named(inside, where)):
-        return [values, of_deepspeed(_json(file), file)]
+        return [values, of_deepspeed(_settings_in(file, "JSON"), file)]
     return [values]
 
 
@@ -221,7 +221,7 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
     if device.value is not None:
         values["offload_optimizer"] = Setting(device.value != "none")
     file = _file_named(str(plugin.get("deepspeed_config_file") or ""), where)
-    return [values, of_deepspeed(_json(file), file)] if file else [values]
+    return [values, of_deepspeed(_settings_in(file, "JSON"), file)] if file else [values]
 
 
 def _file_named(name: str, where: Path) -> Path | None:
@@ -333,15 +333,9 @@ def _part(content: Mapping[str, Any], name: str, where: Path) -> Mapping[str, An
     return section
 
 
-def _json(file: Path) -> Mapping[str, Any]:
-    return _object(content_of(str(file), read_file(file).text, "JSON"), file, "JSON")
-
-
-def _yaml(file: Path) -> Mapping[str, Any]:
-    return _object(content_of(str(file), read_file(file).text, "YAML"), file, "YAML")
-
-
-def _object(content: Any, file: Path, kind: str) -> Mapping[str, Any]:
+def _settings_in(file: Path, kind: str) -> Mapping[str, Any]:
+    """The settings in a file of JSON or YAML."""
+    content = content_of(str(file), read_file(file).text, kind)
     if not isinstance(content, dict):
         raise UserError(f"{file} is not an object with settings, but other {kind}")
     return content

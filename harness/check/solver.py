@@ -63,6 +63,8 @@ class Solution:
     contested: Mapping[str, str] = field(default_factory=dict)
     """The packages that are needed in different releases, with what needs them."""
     notes: Sequence[str] = ()
+    python: str = ""
+    """The Python that the releases are for, ``3.8``; empty for ours."""
     is_whole: bool = False
     """Whether uv looked at all requirements, so that it would find the same again today."""
 
@@ -107,7 +109,8 @@ class _Task:
         """What ``uv pip compile`` chooses. Raises NoAnswer if uv takes too long."""
         command, stdin, files = self.uv_input()
         environment = {"UV_HTTP_RETRIES": "1", "RUST_LOG": source_only.LOG}
-        needed = source_only.needs(self.sources - self.omissions) if self.sources else None
+        sources = sorted(self.sources - self.omissions)
+        needed = {n: needs.NEEDS.get(n, ()) for n in sources} if self.sources else None
         try:
             process = uv.execute([*command, *options], stdin, environment, files, LIMIT, needed)
         except subprocess.TimeoutExpired:
@@ -273,7 +276,9 @@ class _Task:
         except Fault:
             return set()
         minors = {minor for release in releases for minor in release.minors}
-        return {minor for minor in minors if _allows(self.content.python, minor)} - {_our_minor()}
+        return {minor for minor in minors if index.allows(self.content.python, minor)} - {
+            _our_minor()
+        }
 
     def _is_unusable(self, name: str) -> bool:
         """Whether the index certainly has no release that is allowed and has a wheel for the
@@ -285,7 +290,7 @@ class _Task:
             return True
         except Fault:
             return False
-        return not any(minor in r.minors and _allows(r.python, minor) for r in releases)
+        return not any(release.wheels and release.fits(minor) for release in releases)
 
     def _allowed_releases(self, name: str) -> list[index.Release]:
         """The releases that the files allow. Raises Fault if an index cannot be read."""
@@ -447,7 +452,7 @@ def _solution(task: _Task, versions: Mapping[str, str], our_packages: Collection
         names = short(listed(task.wanting), LONGEST)
         verb = "has" if len(task.wanting) == 1 else "have"
         notes.append(f"releases for Python {task.python} were chosen, as {names} {verb} no others")
-    return Solution(versions, unknown, contested, notes, is_whole=True)
+    return Solution(versions, unknown, contested, notes, task.python, is_whole=True)
 
 
 def _contradiction_notes(task: _Task) -> Iterator[str]:
@@ -517,14 +522,6 @@ def _extras(content: Requirements, name: str) -> str:
 
 def _our_minor() -> int:
     return Version(pins.here()[0]).minor
-
-
-def _allows(pythons: str, minor: int) -> bool:
-    """Whether a project is for a Python; an invalid specifier allows any."""
-    try:
-        return SpecifierSet(pythons).contains(f"3.{minor}.99", prereleases=True)
-    except InvalidSpecifier:
-        return True
 
 
 def other_python(constraint: str) -> str:

@@ -8,13 +8,10 @@ told what they need, as far as ``NEEDS`` knows it, and chooses them as if they h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-
-from harness.check.needs import NEEDS
 
 FREQUENT = ("antlr4-python3-runtime", "deepspeed", "flash-attn", "pathtools", "promise")
 """Packages of this kind that many files name or need: to learn it from uv costs a try for each."""
@@ -39,11 +36,6 @@ class Search:
     """What was required: ``antlr4-python3-runtime>=4.9,<4.10``."""
     selected: str
     """The version that uv selected; empty if it rejected all."""
-
-
-def needs(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """What to tell uv about the needs of packages."""
-    return {name: NEEDS.get(name, ()) for name in sorted(names)}
 
 
 def searches(log: str) -> list[Search]:

@@ -51,7 +51,7 @@ from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import as_typed
 from harness.system.terminal import Progress, terminal
-from harness.system.text import listed, short
+from harness.system.text import harmless, listed, short
 from harness.training.models.recorded import all_recorded as recorded_models
 from harness.training.models.recorded import nearest, up_to
 
@@ -59,7 +59,7 @@ FORMATS: dict[str, Callable[[Report], str]] = {
     "json": lambda report: check_report.as_json(report) + "\n",
     "github": lambda report: as_typed("".join(f"{line}\n" for line in github_annotations(report))),
     "sarif": lambda report: as_typed(as_sarif(report)) + "\n",
-    "markdown": lambda report: as_typed(as_markdown(report)),
+    "markdown": lambda report: harmless(as_typed(as_markdown(report))),
 }
 """The formats besides text."""
 TEXT = "text"
@@ -290,9 +290,9 @@ def _packages(scenarios: Sequence[str]) -> list[str]:
 
 
 def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
-    """Refuse an environment without any package of the scenarios: that would look like an
-    all-clear. Often it is this tool's own environment."""
-    if not environment.packages:
+    """Refuse an environment without any package that can have one of these bugs: that would look
+    like an all-clear. Often it is this tool's own environment."""
+    if not environment.packages.keys() - catalog.only_vehicles():
         names = _packages(scenarios)
         missing = ", ".join(names)
         if len(names) > MOST:

@@ -33,7 +33,7 @@ from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.files import refuse_unless_creatable, write_whole, writing
 from harness.system.text import one_line, print_errors
 from harness.training.guard import child, injection, known
-from harness.training.guard.report import unended
+from harness.training.guard.report import DAMAGES, unended
 
 STOP = "stop"
 ACTIONS = ("warn", STOP, "signal:NAME", "command:WORDS")
@@ -213,7 +213,7 @@ class Findings:
         if _version(self._summary) in (None, self._before[1]):
             return
         # The folder may be gone or full, and somebody may have damaged the file.
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(*DAMAGES):
             summary = json.loads(self._summary.read_text(encoding="utf-8"))
             write_whole(self._summary, json.dumps({**summary, "exit_code": code}))
 
@@ -224,7 +224,7 @@ class Findings:
         try:
             summary = json.loads(self._summary.read_text(encoding="utf-8"))
             return any(bug["certain"] for bug in summary.get("known_bugs", []))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except DAMAGES:
             return False  # somebody has damaged it
 
 

@@ -59,7 +59,7 @@ def _checks(folder: Path) -> Iterable[str]:
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         return settings["checks"] or CHECKS
-    except (OSError, ValueError, KeyError, TypeError):
+    except reports.DAMAGES:
         return CHECKS
 
 

@@ -71,6 +71,10 @@ class Release:
         """Whether its metadata allow this Python."""
         return allows_here(self.python)
 
+    def fits(self, minor: int) -> bool:
+        """Whether a Python, 8 for 3.8, may install it: a wheel or, if it has none, its source."""
+        return allows(self.python, minor) and (not self.wheels or minor in self.minors)
+
     @property
     def minors(self) -> frozenset[int]:
         """The Pythons that have a wheel for this machine, by their minor version: 11 for 3.11."""
@@ -117,6 +121,14 @@ def allows_here(pythons: str) -> bool:
     """
     try:
         return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
+    except InvalidSpecifier:
+        return True
+
+
+def allows(pythons: str, minor: int) -> bool:
+    """The same of another Python, 8 for 3.8, in its last patch release."""
+    try:
+        return SpecifierSet(pythons).contains(f"3.{minor}.99", prereleases=True)
     except InvalidSpecifier:
         return True
 

@@ -21,6 +21,7 @@ from harness.releases import index
 from harness.system import programs
 from harness.system.documents import toml_of
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
+from harness.system.text import without_secrets
 
 _BUILD_SHIMS = Path(__file__).with_name("build_shims")
 
@@ -93,7 +94,17 @@ def execute(
             raise
         finally:
             _running.pop(process, None)
+    for word in _addresses():  # uv prints those that it cannot parse
+        errors = errors.replace(word, "***")
+    errors = without_secrets(errors)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _addresses() -> list[str]:
+    """The parts of the addresses with passwords in the user's environment, the longest first."""
+    values = (value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_")))
+    words = {word for value in values if "@" in value for word in value.split()}
+    return sorted(words, key=len, reverse=True)
 
 
 @contextmanager

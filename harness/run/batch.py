@@ -22,7 +22,7 @@ from harness.run.run_config import OnConfig
 from harness.run.slurm import End, Shape, Waiting
 from harness.system.errors import Fault, UserError
 from harness.system.files import writing
-from harness.system.machine import cache_folder
+from harness.system.machine import cache_folder, refuse_unless_private
 from harness.system.text import short, warn
 
 TRIES = 2
@@ -62,8 +62,7 @@ def home() -> Path:
             f"on=slurm needs a cache that can be written, and that all nodes see: {cache}: "
             f"{error.strerror}; name one with HARNESS_CACHE"
         ) from None
-    if attributes.st_uid != os.getuid() or attributes.st_mode & 0o022:
-        raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
+    refuse_unless_private(folder, attributes)
     return folder
 
 

@@ -201,17 +201,24 @@ def temporary_folder() -> Path:
     with writing(folder, "HARNESS_CACHE"):
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-    # Another user may have created something of that name before.
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
+    refuse_unless_private(folder, status)
     return folder
+
+
+def refuse_unless_private(folder: Path, status: os.stat_result, *owners: int) -> None:
+    """Raise Fault for a link, for a folder of a user who is neither this one nor among the owners,
+    and for one in which every user may replace files: what is in the cache is run."""
+    is_open = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+    if stat.S_ISLNK(status.st_mode) or is_open or status.st_uid not in (os.getuid(), *owners):
+        raise Fault(f"{folder} is not private to this user: name another HARNESS_CACHE")
 
 
 def cache_folder() -> Path:
     """The folder of overlays and of everything else that can be made again.
 
     It is HARNESS_CACHE, otherwise a folder in the user's cache, and may be read-only. Raises
-    Inconclusive if it is not a folder, and UserError if it cannot be part of PYTHONPATH.
+    Inconclusive if it is not a folder, or not private to this user, and UserError if it cannot be
+    part of PYTHONPATH.
     """
     setting = os.environ.get("HARNESS_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -219,4 +226,6 @@ def cache_folder() -> Path:
     refuse_unless_on_a_path(folder, "HARNESS_CACHE")
     if folder.exists() and not folder.is_dir():
         raise Fault(f"the cache {folder} is not a folder: name another one in HARNESS_CACHE")
+    for path in filter(Path.is_dir, (folder, *folder.glob("*"))):
+        refuse_unless_private(path, path.stat(), 0)  # root may have filled it for all users
     return folder

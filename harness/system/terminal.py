@@ -30,7 +30,9 @@ class Terminal(Console):
         super().print(*strings, **options)
 
     def print_format(self, text: str) -> None:
-        """Print what a program reads: JSON, or the very commands of a CI service."""
+        """Print what a program reads: JSON, Markdown, or the very commands of a CI service."""
+        if text.startswith(("{", "[")):  # only its strings have a ##, which may be a command
+            text = text.replace("##", r"#\u0023")
         super().print(plain(text), end="")
 
     def on_broken_pipe(self) -> None:

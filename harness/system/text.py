@@ -51,11 +51,27 @@ def plain(text: str) -> str:
 def harmless(text: str) -> str:
     """The text without commands for a CI service, as names of files and packages are the user's.
 
-    To GitHub, a line that begins with ``::`` and a ``##[`` anywhere are commands, and to Azure
-    Pipelines ``##vso[`` and ``##[`` anywhere.
+    To GitHub, a line that begins with ``::`` and a ``##[`` anywhere are commands, to Azure
+    Pipelines ``##vso[`` and ``##[`` anywhere, and to TeamCity ``##teamcity[``.
     """
     text = re.sub(r"(?m)^([^\S\n]*)::", r"\1\::", text)
-    return re.sub(r"(?i)##(?=(?:vso)?\[)", "## ", text)
+    return re.sub(r"##(?=\w*\[)", "## ", text)
+
+
+SECRET = re.compile(
+    r"(?<=://)(?:[^\s/?#]*@"  # user:password@
+    r"|[^\s/?#]*:(?!\d*(?:[/?#\s]|$))\S*@"  # the same, with a slash in the password
+    r"|\S*@(?=[\w-]+(?:\.[\w-]+)+(?::\d+)?/))"  # and a number before it, which is no port
+    r"|(?<=/t/)[^\s/]+(?=/)"  # the token of a channel of conda
+    r"|(?<=[?&])\w*(?:token|key|password|secret|signature|sig)=[^\s&]+",
+    re.IGNORECASE,
+)
+"""What an address may contain that only its user should know."""
+
+
+def without_secrets(text: str) -> str:
+    """The text without the passwords of addresses, also of those that nobody can parse."""
+    return SECRET.sub(lambda match: "***@" if match[0].endswith("@") else "***", text)
 
 
 def complaint(error: BaseException) -> str:
@@ -84,14 +100,14 @@ def unbroken(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text on one line, without control characters, and cut to LONGEST characters."""
-    line = " ".join(plain(text).split())
+    """A text on one line without control characters and passwords, cut to LONGEST characters."""
+    line = " ".join(plain(without_secrets(text)).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 def short(reason: str, most: int = 100) -> str:
-    """The first line of a reason, cut to ``most`` characters."""
-    line = (reason.splitlines() or [""])[0]
+    """The first line of a reason without passwords, cut to ``most`` characters."""
+    line = without_secrets((reason.splitlines() or [""])[0])
     return line if len(line) <= most else line[: most - 4] + " ..."
 
 

@@ -132,15 +132,30 @@ def test_upstreams_history_rules_out_what_no_run_has_shown() -> None:
     assert lookup("trainer_gas_twice", {"transformers": "4.11.3"}).status is Status.NOT_AFFECTED
 
 
-def test_no_release_that_upstreams_history_rules_out_was_seen_with_the_bug() -> None:
-    ruled_out = [(name, each) for name in catalog.sound() for each in catalog.scenario(name).absent]
-    assert ruled_out
-    for name, absent in ruled_out:
-        requirement = Requirement(absent.releases)
+def test_the_source_of_a_release_that_cannot_be_run_shows_a_bug() -> None:
+    answer = lookup("sequential_lr_resume", {"torch": "1.13.0"})
+    assert answer.status is Status.AFFECTED
+    assert (answer.tested, answer.is_read) == (False, True)
+    assert answer.why.startswith("torch 1.13.0 has it, as its source shows: the constructor")
+
+
+def test_no_run_contradicts_what_upstreams_history_and_source_say() -> None:
+    readings = [
+        (name, each, status)
+        for name in catalog.sound()
+        for those, status in (
+            (catalog.scenario(name).absent, Status.AFFECTED),
+            (catalog.scenario(name).present, Status.NOT_AFFECTED),
+        )
+        for each in those
+    ]
+    assert readings
+    for name, reading, contrary in readings:
+        requirement = Requirement(reading.releases)
         assert requirement.name in catalog.scenario(name).deciding
         for cell in result_file.statuses(name):
             inside = requirement.specifier.contains(cell.pins[requirement.name], prereleases=True)
-            assert not inside or cell.status is not Status.AFFECTED, (name, cell.pins)
+            assert not inside or cell.status is not contrary, (name, cell.pins)
 
 
 def test_a_release_with_another_bug_instead_has_that_bug() -> None:

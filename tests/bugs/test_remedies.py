@@ -55,6 +55,19 @@ def test_one_release_avoids_the_most_bugs_and_is_the_nearest_of_those() -> None:
     )
 
 
+def test_only_releases_that_fit_are_advised() -> None:
+    def fits(package: str, release: str) -> bool:
+        return package == "deepspeed" and Version(release) < Version("0.18.9")
+
+    assert remedies.of("bf16_local_gradients", "0.18.7").startswith("use deepspeed 0.19.0")
+    assert remedies.of("bf16_local_gradients", "0.18.7", fits).startswith("use the older deepspeed")
+    nothing = remedies.of("bf16_local_gradients", "0.18.7", lambda *_: False)
+    assert nothing.startswith("no release of deepspeed without it is for the Python of your files")
+    names = ["bf16_local_gradients", "boundary_micro_batch", "fp16_overflow"]
+    advice = remedies.advice("deepspeed", "0.18.7", names, [], fits)
+    assert advice is None or Version(advice.release) < Version("0.18.9")
+
+
 def test_a_release_with_as_many_other_bugs_is_not_advised() -> None:
     assert remedies.advice("deepspeed", "0.19.8", ["fp16_overflow"], []) is None
     advice = remedies.advice("transformers", "5.3.0", ["trainer_gas_twice"], ["rope_zero_init_v5"])

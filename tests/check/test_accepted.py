@@ -127,9 +127,9 @@ def test_a_file_with_a_byte_order_mark_is_read(file: str, encoding: str) -> None
     [
         (b"[project\n", "pyproject.toml, which may list accepted bugs, cannot be read: it is no"),
         (b"a = '\xff'\n", "cannot read pyproject.toml"),
-        (b"tool = 3\n", "pyproject.toml: tool is no table"),
-        (b"[tool]\ndistributed-bugs = 'x'\n", "pyproject.toml: distributed-bugs is no table"),
-        (b"[[tool.distributed-bugs]]\nbug = 'x'\n", "distributed-bugs is no table"),
+        (b"tool = 3\n", "pyproject.toml: tool is a number, not a table"),
+        (b"[tool]\ndistributed-bugs = 'x'\n", "tool.distributed-bugs is text, not a table"),
+        (b"[[tool.distributed-bugs]]\nbug = 'x'\n", "tool.distributed-bugs is a list, not a table"),
     ],
 )
 def test_a_broken_pyproject_of_the_folder_is_one_line(

@@ -22,6 +22,7 @@ from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.check_report import Report, summary
 from harness.check.environment import Environment
 from harness.check.installed import Installed
+from harness.cli import check as check_command
 from harness.system.files import ROOT
 from tests.check.test_bug_status import environment
 from tests.sandbox import refused
@@ -333,7 +334,7 @@ def test_a_pipe_that_the_user_names_is_read(tmp_path: Path, capsys: Capture) -> 
 def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_clear(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    error = refused(capsys, ["check", "-r", file(tmp_path, "numpy==2.0")])
+    error = refused(capsys, ["check", "-r", file(tmp_path, "huggingface-hub==1.0.1")])
     count = len({pin for name in catalog.sound() for pin in catalog.scenario(name).pins})
     usual = "torch, transformers, accelerate and deepspeed"
     expected = f"requirements.txt has none of the {count} packages with known bugs, such as {usual}"
@@ -472,9 +473,14 @@ def test_a_line_break_of_a_user_begins_no_line(
 
 @pytest.mark.parametrize(
     "name",
-    ["::error::pwn.txt", "  ::error::pwn.txt", "##[error]pwn.txt", "##vso[task.complete]pwn.txt"],
+    [
+        *("::error::pwn.txt", "  ::error::pwn.txt", "##[error]pwn.txt"),
+        *("##vso[task.complete]pwn.txt", "##teamcity[x]pwn.txt", "a##VSO[x]pwn.txt"),
+    ],
 )
-@pytest.mark.parametrize("options", [[], ["--format", "github"], ["--long"]])
+@pytest.mark.parametrize(
+    "options", [["--long"], *(["--format", name] for name in ("text", *check_command.FORMATS))]
+)
 def test_the_name_of_a_file_is_no_command_of_a_ci_service(
     name: str,
     options: list[str],
@@ -490,8 +496,57 @@ def test_the_name_of_a_file_is_no_command_of_a_ci_service(
     lines = (printed.out + printed.err).splitlines()
     assert any("pwn.txt" in line for line in lines)
     assert not any(
-        line.lstrip().startswith("::error::pwn") or re.search(r"##(vso)?\[", line) for line in lines
+        line.lstrip().startswith("::error::pwn") or re.search(r"##\w*\[", line) for line in lines
     )
+    if "json" in options:
+        assert json.loads(printed.out)["environment"]["where"] == name, "its content is the same"
+
+
+SECRETS = {
+    "r.txt": [
+        *("--index https://user:SECRET@host/simple", "a =https://user:SECRET@host/-x"),
+        *("--index-url ftp://user:pa/SECRET@host/simple", "-r https://SECRET@host/r.txt"),
+        *("a=https://user:SECRET@host/x", "-i https://host/x?token=SECRET --odd"),
+    ],
+    "environment.yml": [
+        *("https://host/t/SECRET/chan::%transformers=5", "https://user:pa/SECRET@host/c::%x"),
+        "https://user:12/SECRET@host.org:9/c::%x",
+    ],
+    "pyproject.toml": ["--index https://user:p:SECRET@host/simple", "a https://SECRET@host"],
+}
+
+
+@pytest.mark.parametrize(("name", "line"), [(n, line) for n in SECRETS for line in SECRETS[n]])
+def test_a_password_of_a_line_that_is_quoted_is_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forms = {
+        "r.txt": "transformers==5.2.0\n{}\n",
+        "environment.yml": "dependencies:\n- transformers=5.2.0\n- '{}'\n",
+        "pyproject.toml": '[project]\ndependencies = ["transformers==5.2.0", "{}"]\n',
+    }
+    Path(name).write_text(forms[name].format(line))
+    for format_ in ("text", "sarif"):
+        main(["check", "-r", name, "--format", format_])
+        printed = capsys.readouterr()
+        assert "SECRET" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"])
+@pytest.mark.parametrize("password", ["pa/SECRET", "1/SECRET", "pa SECRET", "pa#SECRET"])
+def test_a_password_of_an_index_that_uv_cannot_parse_is_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, variable: str, password: str
+) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, f"https://user:{password}@127.0.0.1:9/simple")
+    if variable == "UV_INDEX":
+        monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    stack = file(tmp_path, "transformers>=5", "peft>=0.10")
+    main(["check", "-r", stack, "--json"])
+    printed = capsys.readouterr()
+    assert "SECRET" not in printed.out + printed.err
 
 
 @pytest.mark.parametrize("day", ["2025-13-45", "20250101", "tomorrow", "9999-01-01", "", "-1"])

@@ -138,6 +138,8 @@ def test_releases_are_chosen_for_the_python_that_has_the_wheels(
     )
     publish(published, "new", "1.0", day="2024-01-01")
     published.pages["new"]["files"][0]["requires-python"] = f">=3.{minor + 1}"
+    assert stack.fits("old", "1.0")
+    assert not stack.fits("new", "1.0")
     file.write_text("old==1.0\nup\nnew\n")
     assert "no index has their wheels: old" in environment.of_files([str(file)], ["up"]).notes[0]
 

@@ -324,6 +324,32 @@ def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
     assert (stack.where, stack.complete) == ("standard input", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("-", FREEZE + "rsl_rl_lib==5.4.2\n"),
+        ("requirements.txt", "up==4.40.0\nrsl-rl-lib\n"),
+        ("requirements.txt", "up==4.40.0\nrsl-rl-lib @ git+https://host/rsl_rl\n"),
+        ("environment.yml", "dependencies: [rsl-rl-lib=5.4, {pip: [up==4.40.0]}]"),
+        ("pyproject.toml", '[project]\ndependencies = ["up==4.40.0", "Rsl_Rl_Lib>=5"]'),
+        (
+            "uv.lock",
+            uv(("1", INDEX, "")) + (UV_PACKAGE % ("1", INDEX, "")).replace("up", "rsl-rl-lib"),
+        ),
+        ("conda.json", conda(("up", "4.40.0", "pypi"), ("rsl-rl-lib", "5", "pypi"))),
+    ],
+)
+def test_training_libraries_that_the_catalogue_does_not_have_are_named(
+    write: Write, name: str, text: str
+) -> None:
+    write(name, text)
+    stack = environment.of_files([name], NAMES)
+    assert "up" in stack.packages
+    assert "rsl-rl-lib" not in stack.packages
+    note = "no bug of rsl-rl-lib is recorded here, which does not mean that it has none"
+    assert note in stack.notes
+
+
 @pytest.mark.parametrize(("name", "text"), [("-", FREEZE), ("uv.lock", uv(("1.0", INDEX, "")))])
 def test_a_day_changes_nothing_in_a_list_of_all_packages(
     write: Write, name: str, text: str
@@ -479,9 +505,11 @@ def test_what_uv_lock_needs_only_elsewhere_is_not_there(
         + package("up", 'dependencies = [{name = "other"}]')
         + package("other", 'dependencies = [{name = "up"}]')
         + package("down")
+        + package("one", 'dependencies = [{name = "two"}]')
+        + package("two", 'dependencies = [{name = "one"}]')
     )
-    stack = environment.of_files([str(tmp_path / "uv.lock")], ["up", "down", "other"])
-    assert sorted(stack.packages) == names
+    stack = environment.of_files([str(tmp_path / "uv.lock")], ["up", "down", "other", "one"])
+    assert sorted(stack.packages) == sorted([*names, "one"]), "a circle that nothing needs is there"
 
 
 @pytest.mark.parametrize("source", ['virtual = "."', 'editable = "."', 'directory = "."'])

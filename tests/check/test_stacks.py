@@ -191,6 +191,14 @@ def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None
     assert environment.of_interpreter(venv_folder, NAMES).packages == {"up": Installed("1.2.3")}
 
 
+OTHER_ANSWERS = (
+    *("5", '{"python": "3"}', '{"python": 3, "site": 4, "packages": [], "owners": 6}'),
+    '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"versions": [],'
+    ' "direct_url": "", "source": 0, "folder": ""}}}',
+    '{"python": "3", "site": "", "owners": {}, "packages": {"up": {"wheels": 1}}}',
+)
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -200,6 +208,8 @@ def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None
         ("import os; os._exit(0)", "gives no answer: exit code 0, no message"),
         ("print('distributions: nonsense'); import os, sys; sys.stdout.flush(); os._exit(0)",
          "gives no answer"),
+        *((f"print('distributions: {answer}'); import os, sys; sys.stdout.flush(); os._exit(0)",
+           "gives an answer in another form") for answer in OTHER_ANSWERS),
     ],
 )  # fmt: skip
 def test_an_interpreter_that_crashes_is_inconclusive(
@@ -232,6 +242,21 @@ def test_an_interpreter_that_hangs_is_ended_with_all_that_it_started(
         environment.of_interpreter(venv_folder, NAMES)
     assert len(pids.read_text().split()) == 2
     check_end(pids)
+
+
+def test_a_training_library_of_an_interpreter_that_the_catalogue_does_not_have_is_named(
+    venv_folder: Path,
+) -> None:
+    (site,) = venv_folder.glob("lib/python*/site-packages")
+    for name in ("rsl_rl_lib", "verl"):
+        (site / f"{name}-1.0.dist-info").mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        (site / f"{name}-1.0.dist-info" / "METADATA").write_text(text)
+    stack = environment.of_interpreter(venv_folder, NAMES)
+    assert stack.packages == {"up": Installed("1.2.3")}
+    assert stack.notes == (
+        "no bug of rsl-rl-lib and verl is recorded here, which does not mean that they have none",
+    )
 
 
 def test_what_an_interpreter_leaves_behind_is_ended(venv_folder: Path, tmp_path: Path) -> None:

@@ -218,6 +218,8 @@ def assert_harmless(text: str) -> None:
         ("{", 3, "summary.json is damaged"),
         ('{"steps": 1}', 3, "summary.json is damaged"),
         ("[]", 3, "summary.json is damaged"),
+        ("[" * 100_000, 3, "summary.json is damaged"),
+        ('{"steps": 1e999}', 3, "summary.json is damaged"),
         ('{"faults": [{}]}', 3, "summary.json is damaged"),
         ("{}", 3, "summary.json is damaged"),
     ],

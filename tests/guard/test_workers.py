@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -302,27 +304,50 @@ def test_another_generator_of_numpy_is_no_draw(kind: Callable[[int], Any]) -> No
     assert not has_drawn(before, other)
 
 
-def test_where_shared_memory_is_full_workers_that_are_not_forked_are_not_compared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+class SpawnedIterator:
+    """What starts workers that are not forked."""
+
+    _num_workers, _base_seed = 2, 5
+
+
+def test_where_memory_is_full_workers_that_are_not_forked_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A write into memory that is not there would end the worker."""
-
-    class Iterator:
-        _num_workers, _base_seed = 2, 5
 
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("harness.rank.guard.workers.SHARED", str(tmp_path))
-    loader, iterator, numbers = (
-        workers(none, multiprocessing_context="spawn"),
-        Iterator(),
-        WorkerNumbers(),
-    )
-    numbers.begin(iterator, loader)
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [2 * SLOT]
-    numbers.forget(iterator)
     monkeypatch.setattr("os.posix_fallocate", fail)
-    numbers.begin(iterator, loader)
+    iterator, numbers, files = SpawnedIterator(), WorkerNumbers(), os.listdir("/proc/self/fd")
+    numbers.begin(iterator, workers(none, multiprocessing_context="spawn"))
     assert numbers.of(iterator) == {}
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir("/proc/self/fd") == files
+
+
+def test_a_worker_that_is_not_forked_opens_no_file_that_another_user_may_have_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = SimpleNamespace(id=1, num_workers=2, seed=6)
+    monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: info)
+    process = SimpleNamespace(pid=os.getpid())
+    monkeypatch.setattr("harness.rank.guard.workers.parent_process", lambda: process)
+    decoy = Path(f"/dev/shm/guard-workers-{os.getpid()}-5")
+    decoy.write_bytes(bytes(2 * SLOT))
+
+    def read_a_batch() -> None:
+        worker, dataset = WorkerNumbers(), Noise(none)
+        worker.worker_begins(dataset)
+        torch.rand(1)
+        worker.worker_has_read(dataset)
+
+    try:
+        read_a_batch()
+        iterator, numbers = SpawnedIterator(), WorkerNumbers()
+        numbers.begin(iterator, workers(none, multiprocessing_context="spawn"))
+        read_a_batch()
+        assert not any(decoy.read_bytes())
+    finally:
+        decoy.unlink()
+    assert list(numbers.of(iterator)) == [1]
+    assert "torch's generator" in numbers.of(iterator)[1]

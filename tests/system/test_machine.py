@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -171,6 +172,40 @@ def test_a_folder_that_another_user_made_first_is_not_trusted(shared: Path, trap
         user_folder.chmod(0o777)
     with as_nobody(_lease, cache, str(shared)) as message:
         assert message == f"{user_folder} is not private to this user: name another HARNESS_CACHE"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("name", "owner", "mode", "is_trusted"),
+    [
+        ("", 0, 0o755, True),
+        ("", 0, 0o1777, True),  # as the volume of a container
+        ("guard", 0, 0o775, True),
+        ("", NOBODY, 0o755, False),
+        ("", 0, 0o777, False),
+        ("guard", NOBODY, 0o755, False),
+        ("guard", 0, 0o777, False),
+    ],
+)
+def test_a_cache_in_which_another_user_may_write_is_not_trusted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    owner: int,
+    mode: int,
+    is_trusted: bool,
+) -> None:
+    """guard ran the sitecustomize.py that another user had put there."""
+    (tmp_path / "guard").mkdir()
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    os.chown(tmp_path / name, owner, owner)
+    (tmp_path / name).chmod(mode)
+    if is_trusted:
+        assert machine.cache_folder() == tmp_path
+    else:
+        folder = re.escape(str(tmp_path / name))
+        with pytest.raises(Inconclusive, match=f"^{folder} is not private to this user: name"):
+            machine.cache_folder()
 
 
 def test_leases_share_gpus_only_with_leases_that_share_them(

@@ -51,6 +51,7 @@ from harness.bugs.api.spec import (
     Finding,
     Lane,
     Position,
+    Present,
     Record,
     Records,
     Scenario,

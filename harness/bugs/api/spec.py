@@ -117,6 +117,12 @@ class Absent:
 
 
 @dataclass(frozen=True)
+class Present(Absent):
+    """Releases that have a bug, as somebody read in their source: none of them can be run here.
+    ``why`` is read after "has it, as its source shows"."""
+
+
+@dataclass(frozen=True)
 class Variant:
     """One way to run a scenario, and its expected outcome.
 
@@ -210,6 +216,7 @@ class Scenario:
     """Pinned packages that users of the subject need not have, each with a release: without them
     the bug is there as with this release."""
     absent: tuple[Absent, ...] = ()
+    present: tuple[Present, ...] = ()
     remedy: str = ""
     """A way around the bug, as an order: "train in bf16". Releases without the bug follow from the
     recorded runs, see ``remedies``; it names none."""

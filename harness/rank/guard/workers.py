@@ -4,8 +4,8 @@ draw others.
 A worker is another process, and nobody asks it anything. It writes into memory that the process
 that trains shares with it: the states of the generators from which its first batch has drawn,
 before it drew. A forked worker has that memory. One that is spawned, or comes from a fork server as
-by default since Python 3.14, opens a file that is named after the process that trains and the seed
-of the loader's workers.
+by default since Python 3.14, looks among the open files of the process that trains for memory with
+the seed of the loader's workers: nobody else can put something there, and nothing is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import random
 import sys
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -67,31 +66,25 @@ class WorkerNumbers:
         self._newest, workers = None, getattr(iterator, "_num_workers", 0)
         if not workers:
             return
-        memory = mmap.mmap(-1, SLOT * workers) if forks(loader) else self._file(iterator, workers)
+        memory = mmap.mmap(-1, SLOT * workers) if forks(loader) else self._open(iterator, workers)
         if memory is not None:
             self._newest = self._slots[iterator] = memory
 
-    def _file(self, iterator: Any, workers: int) -> mmap.mmap | None:
-        """A file that is there until an iterator is compared; None if it cannot be made, or if
+    def _open(self, iterator: Any, workers: int) -> mmap.mmap | None:
+        """Memory that is an open file until an iterator is compared; None if there is none, or if
         another loader with the same seed has it."""
-        seed = getattr(iterator, "_base_seed", None)
-        if seed is None:
+        process, seed = os.getpid(), getattr(iterator, "_base_seed", None)
+        if seed is None or not hasattr(os, "memfd_create") or _path(process, seed):
             return None
-        path = _path(os.getpid(), seed)
+        file = os.memfd_create(NAME.format(process, seed))
+        self._files[iterator] = weakref.finalize(iterator, os.close, file)
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError:
-            return None
-        self._files[iterator] = weakref.finalize(iterator, _remove, path)
-        try:
-            # Where a container's memory for files is full, a write into a hole would end a worker.
+            # Where memory is full, a write into a hole would end a worker.
             os.posix_fallocate(file, 0, SLOT * workers)
             return mmap.mmap(file, SLOT * workers)
-        except (OSError, AttributeError):  # there is no room; another system
+        except OSError:
             self.forget(iterator)
             return None
-        finally:
-            os.close(file)
 
     def _join(self) -> None:
         """In a worker that was not forked: share the memory of its loader."""
@@ -153,18 +146,19 @@ class WorkerNumbers:
             remove()
 
 
-SHARED = "/dev/shm"
-"""A folder in memory; the one for temporary files where there is none."""
+NAME = "guard-workers-{}-{}"
+"""Of the memory of a process for workers with a seed."""
 
 
 def _path(process: int, seed: int) -> str:
-    folder = SHARED if os.path.isdir(SHARED) else tempfile.gettempdir()
-    return os.path.join(folder, f"guard-workers-{process}-{seed}")
-
-
-def _remove(path: str) -> None:
+    """The memory of a process for workers with a seed, as a path; empty if there is none."""
+    folder, target = f"/proc/{process}/fd", f"/memfd:{NAME.format(process, seed)} (deleted)"
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        for number in os.listdir(folder):
+            with contextlib.suppress(OSError):  # another thread has closed it
+                if os.readlink(f"{folder}/{number}") == target:
+                    return f"{folder}/{number}"
+    return ""
 
 
 def forks(loader: Any) -> bool:

@@ -75,6 +75,14 @@ def read(folder: Path) -> Report:
     return Report(folder, _summary(summary), tuple(_alarms(alarms)), earlier)
 
 
+DAMAGES = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    RecursionError,
+    ArithmeticError,
+)
+"""What a damaged file of a report, also one that somebody nested deeply, makes of its reader."""
+
+
 def damaged(file: Path, error: Exception) -> Inconclusive:
     """The error for a file of a report that cannot be read."""
     why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
@@ -95,7 +103,7 @@ def _summary(file: Path) -> Mapping[str, Any]:
             bug["certain"], bug["name"], bug["title"], bug["remedy"]
         int(content["steps"]), list(content["checked"]), list(content["faults"])
         float(content["cost_percent"]), float(content["check_ms"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGES as error:
         raise damaged(file, error) from None
     return content
 
@@ -108,7 +116,7 @@ def _alarms(file: Path) -> list[Mapping[str, Any]]:
         # A training that is killed while it writes leaves half a line at the end.
         alarms = [json.loads(line) for line in lines if line.endswith("}")]
         _refuse_strangers(alarms)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DAMAGES as error:
         raise damaged(file, error) from None
     return alarms
 

@@ -55,6 +55,13 @@ SCENARIO = api.Scenario(
     },
     files=("datasets/iterable_dataset.py",),
     ranks=1,
+    present=(
+        api.Present(
+            "datasets>=2.3.2,<2.9",
+            "set_epoch sets an attribute of the dataset in its own process",
+            "https://github.com/huggingface/datasets/blob/2.3.2/src/datasets/iterable_dataset.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.21.0"),

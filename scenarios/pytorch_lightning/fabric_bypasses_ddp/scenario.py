@@ -49,6 +49,20 @@ SCENARIO = api.Scenario(
     seen={"lightning.fabric.fabric.Fabric or lightning_fabric.fabric.Fabric": api.NEEDED},
     files=("lightning_fabric/wrappers.py",),
     releases="pytorch-lightning>=1.9",  # the first with lightning_fabric
+    absent=(
+        api.Absent(
+            "pytorch-lightning<1.7",
+            "the wrapper of LightningLite, which became Fabric, has no other method than forward",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.6.5/pytorch_lightning/lite/wrappers.py",
+        ),
+    ),
+    present=(
+        api.Present(
+            "pytorch-lightning>=1.7,<1.9",
+            "the wrapper of LightningLite, which became Fabric, passes on any other method",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/lightning_lite/wrappers.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.2"),

@@ -53,6 +53,20 @@ SCENARIO = api.Scenario(
     files=("pytorch_lightning/plugins/io/async_plugin.py",),
     releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
     ranks=1,
+    absent=(
+        api.Absent(
+            "pytorch-lightning<1.7",
+            "AsyncCheckpointIO came with 1.7.0",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.7.0/src/pytorch_lightning/plugins/io/async_plugin.py",
+        ),
+    ),
+    present=(
+        api.Present(
+            "pytorch-lightning>=1.7,<2",
+            "save_checkpoint gives the checkpoint to the thread as it is",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/pytorch_lightning/plugins/io/async_plugin.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.5.4"),

@@ -47,6 +47,20 @@ SCENARIO = api.Scenario(
     },
     files=("pytorch_lightning/loops/training_epoch_loop.py",),
     releases="pytorch-lightning>=2",  # older ones have the loops in other files
+    absent=(
+        api.Absent(
+            "pytorch-lightning>=1.5,<1.7",
+            "the loop does not ask the arguments of training_step",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.6.5/pytorch_lightning/loops/optimization/optimizer_loop.py",
+        ),
+    ),
+    present=(
+        api.Present(
+            "pytorch-lightning>=1.7,<2",
+            "the loop takes 0 if training_step has no number",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/pytorch_lightning/loops/optimization/optimizer_loop.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.1.0"),

@@ -49,6 +49,13 @@ SCENARIO = api.Scenario(
     files=("pytorch_lightning/trainer/connectors/data_connector.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
     companions=(OLD_TORCHMETRICS,),
+    absent=(
+        api.Absent(
+            "pytorch-lightning>=1.5,<1.6",
+            "DDP takes a DistributedSampler, with one seed on all ranks",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.5.10/pytorch_lightning/trainer/data_loading.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.0.3"),

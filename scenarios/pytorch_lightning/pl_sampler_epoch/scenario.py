@@ -49,6 +49,20 @@ SCENARIO = api.Scenario(
     settings={"ranks": api.above(1), "code": api.by_code("the user's sampler has set_epoch")},
     files=("lightning_fabric/utilities/distributed.py",),
     releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
+    absent=(
+        api.Absent(
+            "pytorch-lightning>=1.5,<1.7",
+            "DDP refuses a sampler of the user",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.6.5/pytorch_lightning/trainer/connectors/data_connector.py",
+        ),
+    ),
+    present=(
+        api.Present(
+            "pytorch-lightning>=1.7,<2",
+            "DistributedSamplerWrapper has no set_epoch of its own",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/lightning_lite/utilities/distributed.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.1"),

@@ -44,6 +44,13 @@ SCENARIO = api.Scenario(
     settings={"code": api.by_code("seed_everything has workers=True, and workers draw from torch")},
     files=("lightning_fabric/utilities/seed.py",),
     releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
+    absent=(
+        api.Absent(
+            "pytorch-lightning>=1.5,<2",
+            "numpy.random.SeedSequence mixes all bits of the seed",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/lightning_lite/utilities/seed.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.6.1"),

@@ -54,6 +54,13 @@ SCENARIO = api.Scenario(
     files=("pytorch_lightning/loops/evaluation_loop.py",),
     releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
     companions=(OLD_TORCHMETRICS,),
+    present=(
+        api.Present(
+            "pytorch-lightning>=1.5,<1.6",
+            "the evaluation loop calls zero_grad() before it validates",
+            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.5.10/pytorch_lightning/loops/dataloader/evaluation_loop.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("2.1.0"),

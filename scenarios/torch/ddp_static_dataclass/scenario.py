@@ -99,6 +99,13 @@ SCENARIO = api.Scenario(
     seen={
         "torch.nn.parallel.distributed.DistributedDataParallel": api.needed({"static_graph": True})
     },
+    present=(
+        api.Present(
+            "torch>=1.13,<2",
+            "the output is flattened as a pytree, where a dataclass is a leaf",
+            "https://github.com/pytorch/pytorch/blob/v1.13.0/torch/nn/parallel/distributed.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

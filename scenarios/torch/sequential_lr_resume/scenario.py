@@ -77,6 +77,13 @@ SCENARIO = api.Scenario(
     seen={"torch.optim.lr_scheduler.SequentialLR": api.NEEDED},
     ranks=1,
     launches=("whole", "resumed"),
+    present=(
+        api.Present(
+            "torch>=1.13,<2",
+            "the constructor starts the first scheduler in any case",
+            "https://github.com/pytorch/pytorch/blob/v1.13.0/torch/optim/lr_scheduler.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),

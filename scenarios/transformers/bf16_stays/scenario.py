@@ -54,6 +54,13 @@ SCENARIO = api.Scenario(
     files=("transformers/training_args.py",),
     releases="transformers>=4.28",
     ranks=1,
+    absent=(
+        api.Absent(
+            "transformers<4.28",
+            "TrainingArguments sets no ACCELERATE_MIXED_PRECISION",
+            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/training_args.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.0.0"),

@@ -62,6 +62,13 @@ SCENARIO = api.Scenario(
     files=("transformers/trainer.py",),
     releases="transformers>=4.28",
     ranks=1,
+    absent=(
+        api.Absent(
+            "transformers<4.28",
+            "a checkpoint does not contain the batch size",
+            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer_callback.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("5.2.0"),

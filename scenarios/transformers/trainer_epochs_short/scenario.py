@@ -56,6 +56,13 @@ SCENARIO = api.Scenario(
     files=("transformers/trainer.py",),
     releases="transformers>=4.28",  # the model is a LLaMA, which came with 4.28
     ranks=1,
+    present=(
+        api.Present(
+            "transformers>=4.20.1,<4.28",
+            "the plan is epochs * (batches // micro-batches)",
+            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.53.3"),

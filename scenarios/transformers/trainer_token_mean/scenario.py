@@ -58,6 +58,13 @@ SCENARIO = api.Scenario(
     },
     files=("transformers/trainer.py",),
     ranks=1,
+    present=(
+        api.Present(
+            "transformers>=4.20.1,<4.28",
+            "the mean loss is divided by the number of micro-batches",
+            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer.py",
+        ),
+    ),
     variants={
         "buggy": api.expect_symptom(),
         "fixed": api.expect_clean("4.46.3"),
