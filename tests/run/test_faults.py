@@ -371,7 +371,7 @@ def test_without_a_gpu_the_gpu_lane_is_unsupported_and_reported(
     ending = command(bare, "run", "scenario=sampler_shards", "lane=gpu")
     assert ending.code == ExitCode.UNSUPPORTED
     assert outcome(bare) == ("unsupported", "needs 1 GPU, and this machine has 0")
-    assert f"needs 2 GPUs, and this machine has {gpus}" in ending.out
+    assert "needs 1 GPU, and this machine has 0" in ending.out
     assert "reproduced" not in ending.out
 
 
