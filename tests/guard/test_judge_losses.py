@@ -80,3 +80,40 @@ def test_loss_that_is_not_finite_is_not_judged(value: float) -> None:
 
 def test_losses_are_not_judged_without_those_of_one_rank() -> None:
     assert judged({0: with_losses(1.0, 1.0)}) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "planned", "checks", "kinds"),
+    [
+        ((1 / 3,), 3, 4, ["early"]),
+        ((1 / 3, 1 / 3), 3, 4, ["early"]),
+        ((1 / 3,), 3, 3, []),  # the end of an epoch
+        ((1 / 3,), 0, 4, []),
+        ((1.0,), 3, 4, []),  # the loop divides by what it does
+        ((1 / 3,) * 3, 3, 4, []),
+    ],
+)
+def test_step_comes_after_as_many_micro_batches_as_its_losses_are_divided_by(
+    weights: tuple[float, ...], planned: int, checks: int, kinds: list[str]
+) -> None:
+    memory = Memory()
+    for _ in range(checks):
+        posts = made_posts(dict.fromkeys(range(2), with_losses(*weights)))
+        for post in posts:
+            post.planned = planned
+        alarms = judge(posts, memory)
+    assert [alarm.kind for alarm in alarms if alarm.kind == "early"] == kinds
+
+
+@pytest.mark.parametrize(("weight", "kinds"), [(1.0, ["weight"]), (0.5, []), (0.0, [])])
+def test_number_that_may_be_a_weight_of_the_loop_is_no_count(
+    weight: float, kinds: list[str]
+) -> None:
+    def change(post: Post) -> None:
+        with_losses(0.25, 0.25)(post)
+        post.weight = weight
+
+    memory = Memory()
+    alarms = judge(made_posts(dict.fromkeys(range(2), change)), memory)
+    assert [alarm.kind for alarm in alarms] == kinds
+    assert ("weight" in memory.not_seen) == (not kinds)

@@ -81,3 +81,30 @@ def test_sampler_that_repeats_rows_may_repeat_them() -> None:
     saved = begun(Rows(), 3)
     later = order(1)[3 * BATCH :]
     assert told_after(saved, [later[0], *later[:-1]]) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "is_whole", "kinds"),
+    [
+        (0, 0, True, ["replayed"]),
+        (0, 1, True, []),
+        (0, 0, False, []),  # a loop that loads parts of it may train the epoch again
+    ],
+)
+def test_epoch_after_a_load_has_another_order_than_the_one_before_the_save(
+    before: int, later: int, is_whole: bool, kinds: list[str]
+) -> None:
+    first, second = Rows(), Rows()
+    read(first, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(before))))
+    second.restart(goes_on=True)
+    read(second, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(later))))
+    memory = Memory(orders=first.orders() if is_whole else [])
+    post = Post(0, 0, 1, orders=second.resumed_orders())
+    assert [alarm.kind for alarm in samples([View(post, [], None)], memory)] == kinds
+    assert second.resumed_orders() == []
+
+
+def test_epoch_in_its_middle_has_no_order_to_compare() -> None:
+    rows = Rows()
+    begun(rows, 2)
+    assert rows.orders() == []

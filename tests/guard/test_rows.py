@@ -150,3 +150,29 @@ def test_digests_are_those_of_all_tensors() -> None:
     assert len(set(one)) == 3
     assert not set(one) & set(digests([mask, table + 9]))
     assert digests("text") == digests([]) == digests(torch.tensor(3.0)) == []
+
+
+def labels(*words: int, padding: int = 0) -> dict[str, Any]:
+    """A batch of one row, with padding whose labels are masked."""
+    row = torch.tensor([[*words, *[-100] * padding]])
+    return {"labels": row, "attention_mask": (torch.arange(row.shape[1])[None] < len(words)).int()}
+
+
+@pytest.mark.parametrize(
+    ("setting", "batches", "is_told"),
+    [
+        ("assistant_only_loss", [labels(1, 2), labels(1, 2, padding=1)] * 2, True),
+        ("assistant_only_loss", [labels(1, 2)] * 3, False),
+        ("assistant_only_loss", [labels(1, 2)] * 3 + [labels(-100, 2)], False),
+        ("", [labels(1, 2)] * 4, False),
+        ("assistant_only_loss", [torch.ones(2, 2)] * 4, False),
+    ],
+)
+def test_labels_that_a_setting_masks_are_masked(
+    setting: str, batches: list[Any], is_told: bool
+) -> None:
+    rows, loader = Rows(), DataLoader(Numbers())
+    for batch in batches:
+        rows.batch(iter(loader), batch, True)
+    alarm = rows.unmasked(setting)
+    assert (alarm.kind if alarm else "") == ("unmasked" if is_told else "")
