@@ -71,6 +71,7 @@ from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, own_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
+from harness.training.guard import known
 from harness.training.probe import html_report
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
@@ -430,6 +431,10 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         Pool() as pool,
         ExitStack() as stack,
     ):
+        if not (bugs := known.file(own_folder(cache_folder(), "guard"))).is_file():
+            progress.say("reading the bugs of the catalogue, once")
+            known.write(bugs)
+        settings = replace(settings, bugs=str(bugs))
         progress.say(f"probing {chosen.step_file or chosen.script}")
         patched = _patched(options, Path(folder) / "patched")
         runners = []

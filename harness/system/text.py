@@ -40,7 +40,7 @@ class StrEnum(str, Enum):
 
 def listed(words: Sequence[str]) -> str:
     """Words as a list in a sentence: ``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def plain(text: str) -> str:

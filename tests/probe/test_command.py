@@ -48,11 +48,34 @@ def test_a_broken_loop_is_reported_as_text_json_and_junit(
     assert "gradient at step 1" in suite.findall("testcase/failure")[0].get("message", "")
 
 
+TRAINS = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), RATE)
+for step in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(12, 4)).square().sum().backward()
+    THEN
+    optimizer.step()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "message"),
     [
         ("raise ValueError('no data')", "ValueError: no data"),
+        (TRAINS.replace("RATE", "0.0").replace("THEN", ""), "its learning rate is 0 in all steps"),
+        (
+            TRAINS.replace("RATE", "0.1").replace(
+                "THEN", "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.0)"
+            ),
+            "nothing is left of its gradients after clipping",
+        ),
+        (
+            TRAINS.replace("RATE", "1e-30").replace("THEN", "..."),
+            "its steps do not change any weight",
+        ),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("print('done')", "took no step"),
         (

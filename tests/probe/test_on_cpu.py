@@ -215,15 +215,25 @@ def main(rows):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    "library", [pytest.param("trainer", marks=pytest.mark.slow), "torchtitan.train"]
+)
 def test_a_trainer_of_a_library_runs_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scripts that a package installs do not mention GPUs themselves."""
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "trainer.py").write_text(TRAINS)
-    (tmp_path / "train").write_text("import sys, trainer; trainer.main(int(sys.argv[1]))")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
+    """Scripts that a package installs do not mention GPUs themselves. A kernel of torchtitan needs
+    Triton, which torch for CPUs lacks."""
+    site = tmp_path / "site-packages"
+    for folder in ("torchtitan", "torchtitan-0.2.2.dist-info"):
+        (site / folder).mkdir(parents=True)
+    (site / "torchtitan-0.2.2.dist-info" / "METADATA").write_text(
+        "Name: torchtitan\nVersion: 0.2.2"
+    )
+    (site / "trainer.py").write_text(TRAINS)
+    (site / "torchtitan" / "train.py").write_text("import triton\nfrom trainer import main\n")
+    script = f"import sys, {library} as library; library.main(int(sys.argv[1]))"
+    (tmp_path / "train").write_text(script)
+    monkeypatch.setenv("PYTHONPATH", str(site))
     assert main(["probe", "--layouts", "ranks", str(tmp_path / "train"), "{rows}"]) == 0

@@ -11,13 +11,13 @@ from torch import nn
 
 from harness.rank import events
 from harness.rank.probe.parameters import NamedParameters
-from harness.rank.probe.saves import LONGEST, Saves, _mappings
+from harness.rank.probe.saves import LONGEST, Saves, mappings
 
 WEIGHTS = {"weight": torch.ones(2), "bias": torch.ones(1)}
 
 
 def places(value: Any) -> list[str]:
-    return [where for where, _ in _mappings(value, WEIGHTS)]
+    return [where for where, _ in mappings(value, WEIGHTS)]
 
 
 def test_weights_are_found_in_what_holds_them() -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.__main__ import main
 from harness.rank.exits import Exit
 from harness.rank.probe.unlike import SCHEDULE
 from harness.training.probe.compare.comparison import Compared, needs_ranks
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Settings, reference
+from harness.training.probe.compare.rows import rows_after_resume
+from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Layout, Settings, reference
 from harness.training.probe.notes import relevant
+from harness.training.probe.probe_report import headline
 from harness.training.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
-from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, layout
+from tests.probe.probing import SCRIPTS, Probing, layout
 
 GIVEN = "--batch-size {rows} --accum {k}"
 DDP = (SCRIPTS / "ddp.py").read_text()
@@ -97,7 +99,7 @@ def test_a_few_rows_that_depend_on_their_micro_batch_are_not_random(changed) -> 
     cut = "trained(torch.cat([ids[:1] * (torch.arange(ids.shape[1]) < 11), ids[1:]]))"
     answers = changed("trained(ids)", cut, Settings(layouts=(ACCUMULATION,)))
     why = layout(answers, ACCUMULATION).no_answer
-    assert "2 of 12 rows of step 1 are other ones" in why
+    assert "of 12 rows of step 1 are other ones" in why
     assert "in its micro-batch" in why
     assert "at random" not in why
 
@@ -130,71 +132,49 @@ def test_a_parameter_that_hardly_counts_is_named(changed) -> None:  # type: igno
 
 
 @pytest.mark.launch
-def test_a_resume_says_how_many_rows_come_again(probing: Probing) -> None:
-    arguments = [*f"{GIVEN} --bug".split(), "resume from the first batch"]
-    settings = Settings(layouts=(RESUME,), save=SAVE, resume=RESUMED)
-    answers = probing("ddp.py", arguments, settings)
-    (detail,) = layout(answers, RESUME).broken[0].details
-    assert "of 24 rows after the resume, 12 come again" in detail
-    assert "12 that are trained without the stop do not come" in detail
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_every_layout_without_an_answer_has_the_last_lines_of_the_script(changed) -> None:  # type: ignore[no-untyped-def]
-    new = "print('rows are drawn', flush=True)\noptions.accum = 1\naccum, batches"
-    answers = changed("accum, batches", new, Settings(layouts=(ACCUMULATION,)))
+@pytest.mark.parametrize(("rows", "left"), [(40, 1), (44, 2)])
+def test_a_shorter_last_step_is_divided_by_the_micro_batches_of_a_full_one(
+    changed: Any, rows: int, left: int
+) -> None:
+    """Lightning divides so at the end of each epoch."""
+    old = "for step in range(begun, len(batches) // accum):"
+    new = (
+        "reduced = dist.all_reduce\n"
+        "def all_reduce(tokens):\n"
+        "    reduced(tokens)\n"
+        "    tokens *= accum / len(micro_batches)\n"
+        "dist.all_reduce = all_reduce\n"
+        "for step in range(begun, -(-len(batches) // accum)):"
+    )
+    answers = changed(old, new, Settings(layouts=(ACCUMULATION,)), f"--rows {rows}")
     comparison = layout(answers, ACCUMULATION)
-    assert comparison.log.splitlines()[-1] == "rows are drawn"
+    assert comparison.step == 4
+    assert comparison.broken[0].meaning == f"{left} of 3 micro-batches, divided by 3"
+    assert f"times the right one ({left} of 3 micro-batches, divided by 3)" in headline(answers)
 
 
-@pytest.mark.slow
-@pytest.mark.launch
-@pytest.mark.usefixtures("command")
+def recorded(*ranks: str) -> list[list[dict[str, Any]]]:
+    """By rank, steps with these rows: a letter is a row, and spaces separate steps."""
+    return [[{"rows": [[*step]]} for step in rank.split()] for rank in ranks]
+
+
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("without_a_stop", "ranks", "words"),
     [
-        ("print('no data found')", ["took no step", "| no data found"]),
+        ("abc def bda cfe", ("abc def",), "the rows of steps 3 and 4 are those of steps 1 and 2"),
+        ("abc def bda cfe", ("ab de", "c f"), "the rows of steps 3 and 4 are those of steps 1 and"),
+        ("abc def ghi", ("abc",), "the rows of step 3 are those of step 1"),
+        ("abc def ghi jkl", ("jkl mno",), "the rows of step 3 are those of step 4"),
         (
-            "import torch; m = torch.nn.Linear(4, 1)\n"
-            "while True: m(torch.ones(2, 4)).sum().backward(); m.weight.data -= m.weight.grad",
-            ["took no step", "and made none in 101 backwards"],
-        ),
-        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=1)", ["its own processes"]),
-        (
-            "print('here')\nimport torch; m = torch.nn.Linear(4, 1)\n"
-            "o = torch.optim.SGD(m.parameters(), 0.1)\n"
-            "for n in range(9):\n  m(torch.ones(2, 4)).softmax(-1).sum().backward(); o.step()",
-            ["gradients are all 0", "| here"],
+            "abc def ghi",
+            ("agm",),
+            "of 3 rows after the resume, 1 come again that were trained before",
         ),
     ],
 )
-def test_the_reference_without_an_answer_has_them_too(
-    script: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_resume_says_which_rows_it_has(
+    without_a_stop: str, ranks: tuple[str, ...], words: str
 ) -> None:
-    (tmp_path / "train.py").write_text(script)
-    assert main(["probe", str(tmp_path / "train.py"), "{rows}"]) == 3
-    printed = capsys.readouterr().err
-    for words in expected:
-        assert words in printed
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-@pytest.mark.usefixtures("command")
-def test_an_option_of_probe_after_the_script_gets_a_hint(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    script, hint = (
-        str(SCRIPTS / "ddp.py"),
-        "after the script: it is the script's. Write options of probe before",
-    )
-    words = ["--batch-size", "{rows}", "--layouts", "ranks"]
-    assert main(["probe", script, *words]) == 3
-    assert f"--layouts {hint}" in capsys.readouterr().err
-    assert main(["probe", script, "--batch-size", "{rows}", "--timeout", "9"]) == 3
-    assert f"--timeout {hint}" in capsys.readouterr().err
-    assert main(["probe", script, "--same-rows"]) == 2
-    assert f"--same-rows {hint}" in capsys.readouterr().err
-    assert main(["probe", script, "--batch-size", "{rows}", "--resume", "/missing"]) == 3
-    assert hint not in capsys.readouterr().err
+    """A second epoch with the order of the first has all of its rows, none twice."""
+    run = Run(Layout("stop and resume", RESUME, first=2), recorded(*ranks))
+    assert rows_after_resume(run, recorded(without_a_stop)[0]).startswith(words)

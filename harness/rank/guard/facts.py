@@ -80,7 +80,7 @@ def settings_of(
         **({"resumed": True} if is_resumed else {}),
         **_of_megatron(),
     }
-    for module, caller in _callers():
+    for module, caller in callers():
         if module == "transformers.trainer" and not settings["trainer"]:
             settings["trainer"] = True
             settings.update(_of_trainer(getattr(caller, "args", None)))
@@ -90,7 +90,7 @@ def settings_of(
     return settings
 
 
-def _callers() -> Iterator[tuple[str, Any]]:
+def callers() -> Iterator[tuple[str, Any]]:
     """The module and the object of each function that led to this step: that a package is imported
     says little."""
     frame: Any = sys._getframe(1)
@@ -107,7 +107,7 @@ def planned_micro_batches() -> int:
         state = kind()
         ends = getattr(state, "end_of_dataloader", False)
         return 0 if ends else int(getattr(state, "num_steps", 0) or 0)
-    for module, caller in _callers():
+    for module, caller in callers():
         trainer = getattr(caller, "trainer", None) if "lightning" in module else None
         plans = [getattr(trainer, "accumulate_grad_batches", None)]
         if module == "transformers.trainer":
@@ -121,7 +121,7 @@ def planned_micro_batches() -> int:
 
 def masks_asked_for() -> str:
     """The setting of trl by which some labels are to be masked; empty if there is none."""
-    for module, caller in _callers():
+    for module, caller in callers():
         if module == "transformers.trainer":
             arguments = getattr(caller, "args", None)
             flags = ("assistant_only_loss", "completion_only_loss")
@@ -148,7 +148,7 @@ def _of_megatron() -> dict[str, Any]:
     }
     if not all(isinstance(number, int) for number in parts.values()):
         return {}
-    kinds = {type(caller).__name__ for _, caller in _callers()}
+    kinds = {type(caller).__name__ for _, caller in callers()}
     return {**parts, "distributed_optimizer": "DistributedOptimizer" in kinds}
 
 
@@ -201,7 +201,7 @@ def facts_of(
     return {
         "releases": versions,
         "settings": settings,
-        "known_bugs": known_bugs(bugs, versions, settings, {module for module, _ in _callers()}),
+        "known_bugs": known_bugs(bugs, versions, settings, {module for module, _ in callers()}),
     }
 
 
@@ -209,10 +209,10 @@ def known_bugs(
     bugs: Sequence[Mapping[str, Any]],
     versions: Mapping[str, str],
     settings: Mapping[str, Any],
-    callers: Collection[str] = (),
+    modules: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The bugs whose release this run has and that its settings and its objects do not exclude.
-    ``certain`` are those that they set off. ``callers`` are the modules whose code runs this step.
+    ``certain`` are those that they set off. ``modules`` are those whose code runs this step.
     """
     candidates = [
         (bug, is_met)
@@ -223,7 +223,7 @@ def known_bugs(
     live = objects({name for bug, _ in candidates for name in bug["seen"]})
     bugs_of_run = []
     for bug, by_settings in candidates:
-        by_objects = live_objects.is_met(bug["seen"], live, callers)
+        by_objects = live_objects.is_met(bug["seen"], live, modules)
         if by_objects is False:
             continue
         is_certain = bug["certain"] and by_settings is True and by_objects is True

@@ -67,6 +67,8 @@ class Assignment:
     """Whether dropout stays on."""
     eager: bool = False
     """Whether nothing is compiled in any mode, because a compiler fails on this machine."""
+    bugs: str = ""
+    """A file with the bugs of the catalogue and their conditions; empty not to ask for them."""
     on_cpu: bool = False
     """Whether what the script asks of CUDA is done on the CPU."""
     folders: list[str] = field(default_factory=list)

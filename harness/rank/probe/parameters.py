@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
+from harness.rank.probe.shards import assembled, divided
+
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What wrappers add to the names of parameters."""
 
@@ -21,8 +23,7 @@ def full(tensor: Any) -> Any:
     """A copy of the complete tensor on the CPU, in fp32 or fp64; a collective for a DTensor."""
     import torch
 
-    tensor = tensor.detach()
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    whole = assembled(tensor.detach())
     whole = whole if whole.layout is torch.strided else whole.to_dense()
     dtype = torch.float64 if whole.dtype == torch.float64 else torch.float32
     return whole.to("cpu", dtype, copy=True)
@@ -53,15 +54,11 @@ def perturb(parameter: Any, size: float) -> None:
 
 
 def add(parameter: Any, change: Any) -> None:
-    """Add a complete tensor to a parameter, of which this rank may have a part; a collective for a
-    DTensor."""
+    """Add a complete tensor to a parameter, of which this rank may have a part."""
     import torch
 
     if hasattr(parameter, "full_tensor"):
-        from torch.distributed.tensor import distribute_tensor
-
-        mesh, placements = parameter.device_mesh, parameter.placements
-        change = distribute_tensor(change.to(mesh.device_type), mesh, placements).to_local()
+        change = divided(change, parameter)
     mine = local(parameter)
     with torch.no_grad():
         mine.add_(change.to(mine.device, mine.dtype))

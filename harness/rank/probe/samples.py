@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.detectors.rows import checksum, leaves
 from harness.rank.events import Patches, calling_frame
+from harness.rank.probe.shards import assembled
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
 """Parts of the paths of code that draws the order of a dataset."""
@@ -157,11 +158,13 @@ MEDIA = ("pixel_values", "input_features", "input_values")
 
 def _texts(tensors: Mapping[str, Any], ids: Any) -> list[str]:
     mask, positions = tensors.get("attention_mask"), tensors.get("position_ids")
-    if mask is not None and mask.shape == ids.shape:
-        return [digest(row[keep.bool()]) for row, keep in zip(ids, mask, strict=True)]
+    mask = mask if mask is not None and mask.shape == ids.shape else None
     if positions is not None and positions.shape == ids.shape and len(ids) == 1:
-        starts = (positions[0] == 0).nonzero().flatten().tolist()
-        return [digest(part) for part in ids[0].tensor_split(starts)[1:]]
+        keep = ids == ids if mask is None else mask.bool()
+        if starts := (positions[keep] == 0).nonzero().flatten().tolist():
+            return [digest(part) for part in ids[keep].tensor_split(starts)[1:]]
+    if mask is not None:
+        return [digest(row[keep.bool()]) for row, keep in zip(ids, mask, strict=True)]
     return [digest(_unpadded(row)) for row in ids]
 
 
@@ -174,8 +177,7 @@ def _tensors(
     for name, wrapped in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
         value = _whole(wrapped) if isinstance(wrapped, torch.Tensor) else wrapped
         if isinstance(value, torch.Tensor) and value.dim() and value not in returned:
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            value = whole.detach().cpu()
+            value = assembled(value.detach()).cpu()
             yield name, value.float() if value.is_floating_point() else value
 
 
@@ -215,37 +217,15 @@ def _without_zeros(row: Any) -> Any:
     return row[tuple(slice(int(first), int(last)) for first, last in zip(begin, end, strict=True))]
 
 
-EPOCHS = 1_000_000
-"""More than any probe takes."""
-
-
 def draw_one_order() -> None:
-    """Make every sampler draw the same order in each epoch, whatever its generator.
-
-    A sampler may draw several times in one epoch, in the same frame: torch's RandomSampler draws
-    once more for the remaining rows. If a generator begins an epoch in the same state as an earlier
-    epoch, because the script lacks set_epoch, the sampler draws that epoch's order again.
-    """
+    """Make every sampler that shuffles read the rows as they lie in the dataset, as one that does
+    not shuffle reads them: Lightning shuffles on several ranks what one rank reads in sequence.
+    Generators are in the same state afterwards as without that."""
     import torch
 
-    epochs = dict[int, tuple[Any, int, int]]()
-    begun: dict[tuple[int, str], int] = {}
-
-    def draw(randperm: Any, /, count: int, *arguments: Any, **keywords: Any) -> Any:
-        frame = calling_frame()
-        if not any(part in frame.f_code.co_filename for part in SAMPLERS):
-            return randperm(count, *arguments, **keywords)
-        previous, epoch, draws = epochs.get(count, (None, -1, 0))
-        if frame is previous:
-            draws += 1
-        else:
-            source, number = keywords.get("generator"), sum(size == count for size, _ in begun)
-            state = f"epoch {number}" if source is None else digest(source.get_state())
-            if source is not None:
-                randperm(count, *arguments, **keywords)  # as a sampler may keep its generator
-            epoch, draws = begun.setdefault((count, state), number), 0
-        epochs[count] = frame, epoch, draws
-        generator = torch.Generator().manual_seed(epoch + EPOCHS * draws)
-        return randperm(count, generator=generator)
+    def draw(randperm: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        order = randperm(*arguments, **keywords)
+        file = calling_frame().f_code.co_filename
+        return order.sort().values if any(part in file for part in SAMPLERS) else order
 
     Patches().wrap(torch, "randperm", draw)

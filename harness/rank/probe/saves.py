@@ -150,7 +150,7 @@ class Saves:
 
     def _has_beginning(self, module: Any) -> bool:
         """Whether a copy of the model has the weights before the first step."""
-        weights = _matching(_parameters(module), self._last) if self._last else {}
+        weights = matching(_parameters(module), self._last) if self._last else {}
         return bool(weights) and self._is_of_beginning(weights)
 
     def _before_step(self, event: events.Gradients) -> None:
@@ -169,8 +169,8 @@ class Saves:
         if not self._last or event.of_engine:
             return
         places = {}
-        for where, mapping in _mappings(event.state, self._last):
-            weights = _matching(mapping, self._last)
+        for where, mapping in mappings(event.state, self._last):
+            weights = matching(mapping, self._last)
             if weights:
                 places[where] = self._is_of_beginning(weights)
             if self._is_compared:
@@ -243,7 +243,7 @@ def _are_equal(tensor: Any, other: Any) -> bool:
 WHOLE = "the file"
 
 
-def _mappings(value: Any, trained: Weights) -> Iterator[tuple[str, Weights]]:
+def mappings(value: Any, trained: Weights, deep: int = DEEP) -> Iterator[tuple[str, Weights]]:
     """The mappings in a saved object that have tensors, with their places: also modules, and lists
     with a tensor for each that is trained, as averages keep them. The outer ones come first."""
     import torch
@@ -258,17 +258,23 @@ def _mappings(value: Any, trained: Weights) -> Iterator[tuple[str, Weights]]:
             yield where or WHOLE, _parameters(value)
         elif isinstance(value, (list, tuple)):
             entries = list(islice(value, LONGEST))
-            if len(entries) == len(trained) and all(isinstance(e, torch.Tensor) for e in entries):
+            if len(entries) == len(trained) and all(is_tensor(e) for e in entries):
                 yield where or WHOLE, dict(zip(trained, entries, strict=True))
             else:
                 parts = [(str(n), e) for n, e in enumerate(entries) if not isinstance(e, PLAIN)]
         elif isinstance(value, Mapping):
             parts = [(name, entry) for name, entry in value.items() if isinstance(name, str)]
-            tensors = {plain(n): entry for n, entry in parts if isinstance(entry, torch.Tensor)}
+            tensors = {plain(n): entry for n, entry in parts if is_tensor(entry)}
             if tensors:
                 yield where or WHOLE, tensors
-        if depth + 1 < DEEP and len(waiting) < MOST:
+        if depth + 1 < deep and len(waiting) < MOST:
             waiting += [(f"{where}.{name}".strip("."), part, depth + 1) for name, part in parts]
+
+
+def is_tensor(value: Any) -> bool:
+    import torch
+
+    return issubclass(type(value), torch.Tensor)  # isinstance would ask a lazy object
 
 
 def _parameters(module: Any) -> Weights:
@@ -298,7 +304,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         yield from list(modules.items()) if isinstance(modules, dict) else ()
 
 
-def _matching(mapping: Weights, weights: Weights) -> Weights:
+def matching(mapping: Weights, weights: Weights) -> Weights:
     """The tensors of a mapping by the names of ``weights``, whatever precedes both; empty unless it
     has all of them."""
     first_name = min(weights)

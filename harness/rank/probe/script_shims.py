@@ -14,6 +14,7 @@ SHIMMED = {
     "megatron": "megatron-core",
     "mmengine": "mmengine",
     "open_clip": "open-clip-torch",
+    "torchtitan": "torchtitan",
 }
 """Maps a word in a script to the package whose shims a probe uses; others serve scenarios."""
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from harness.rank.probe.parameters import full
+from harness.rank.probe.shards import assembled
 
 SAMPLED = 1000
 """About how many values of a weight are compared: they are enough to see that it is another one."""
@@ -38,7 +39,6 @@ def sample(tensor: Any) -> Any:
     distance from each other, so that they are not those of one column."""
     import torch
 
-    tensor = tensor.detach()
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    whole = assembled(tensor.detach())
     flat = (whole if whole.layout is torch.strided else whole.to_dense()).reshape(-1)
     return flat[:: (flat.numel() // SAMPLED) | 1].to("cpu", torch.float32, copy=True)

@@ -26,8 +26,10 @@ from harness.rank.probe import (
     seeds,
     settings,
     stops,
+    triggers,
     untrained,
 )
+from harness.rank.probe.averages import Averages
 from harness.rank.probe.exchange import LONGEST_END, Assignment
 from harness.rank.probe.frozen import Frozen
 from harness.rank.probe.gradients import Gradients
@@ -75,7 +77,7 @@ class Watch:
         self.optimizers, self.workers = Optimizers(), Workers()
         is_compared = assignment.perturb is None and not int(os.environ.get("RANK", 0))
         self.saves = Saves(self.model.names, is_compared)
-        self.frozen = Frozen(self.model.names)
+        self.frozen, self.averages = Frozen(self.model.names), Averages(self.model.names)
         self.mode = modes.Mode(assignment.mode)
         self._compiled_before = compiled.graphs()
         self.end = ""
@@ -239,6 +241,7 @@ class Watch:
 
     def _look(self, updated: Any) -> None:
         """Record the state of the optimizer before its step."""
+        self.averages.note()
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
         current, finite = self.record.now, self.record.finite
@@ -305,6 +308,11 @@ class Watch:
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,
             }
+            if self.assignment.bugs and self.assignment.perturb is None:
+                current["impossible"] = triggers.impossible(self.assignment.bugs, updated.kind)
+        self.averages.note()
+        if len(self.record.steps) + 1 == self.assignment.steps:
+            current["copies"] = self.averages.record()
         current["evaluated"] = self.model.evaluates()
         self.record.keep()
         self.schedules.step()

@@ -32,6 +32,9 @@ class Answers:
     other_releases: Mapping[str, str] = field(default_factory=dict)
     """The same in the other environment."""
     other_imported: frozenset[str] = frozenset()
+    impossible: frozenset[str] = frozenset()
+    """The known bugs that no run could set off."""
+    other_impossible: frozenset[str] = frozenset()
     other_notes: list[str] = field(default_factory=list)
     """Those on the run in the other environment that is as the reference is in the first."""
     same_rows: bool = False

@@ -73,6 +73,8 @@ class Settings:
     """The other environment in words. The reference runs there, too, and so do the layouts with
     several ranks or micro-batches; if none are chosen, BOTH."""
 
+    bugs: str = ""
+    """A file with the bugs of the catalogue and their conditions; empty to suspect any of them."""
     where: bool = False
     """Whether to find out where the first BROKEN layout parts from the reference."""
 

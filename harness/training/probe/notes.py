@@ -125,6 +125,10 @@ def not_tested(
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
     yield from (what for found in answers.layouts for what in found.not_tested)
+    copies = baseline.steps[-1].get("copies", ())
+    averages = dict.fromkeys(copy["holder"] for copy in copies if copy["is_average"])
+    if averages and not kinds & {RESUME, RANKS_RESUME}:
+        yield f"averages of the weights ({several(averages)}): needs a stop and resume"
     if baseline.steps[0]["own"] is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
     if baseline.steps[0]["stops"]:

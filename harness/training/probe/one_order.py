@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from harness.system.text import count
 from harness.training.probe.compare.comparison import Compared, compare
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.reference import Reference, as_one, without_cleared
-from harness.training.probe.layouts import AGAINST, SAMPLES, Layout, Settings, reference, rounding
-from harness.training.probe.runner import Run, Runner, Step
-from harness.training.probe.samples import all_alike, rows_again, same_epochs
+from harness.training.probe.compare.reference import Reference, as_one, rows_of, without_cleared
+from harness.training.probe.compare.rows import all_alike, rows_again, same_epochs
+from harness.training.probe.layouts import AGAINST, SAMPLES, Layout, Settings, base_layout, rounding
+from harness.training.probe.runner import Run, Runner
 
 
 def run_as_one(runner: Runner, settings: Settings, layout: Layout) -> Run:
@@ -26,16 +25,13 @@ def compare_layout(
     """Compare a layout; again with every sampler in one order, if only its order differs. Then the
     reference runs with ``runner``, and the layout with ``of_layout``."""
     comparison = compare(run, baseline, settings.same_rows)
-    if not comparison.broken or comparison.broken[0].relation != SAMPLES:
-        return comparison
-    if run.layout.resumed:
-        cause = comparison.broken[0]
-        comparison.broken[0] = replace(cause, details=(*cause.details, _resumed(run, baseline)))
+    if not _begins_with_samples(comparison.broken) or run.layout.resumed:
         return comparison
     if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
         why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
-        comparison.no_answer, comparison.broken, comparison.step = why, [], None
-        return comparison
+        return _unanswered(comparison, why)
+    if _packs(settings, run, baseline):
+        return _unanswered(comparison, PACKED)
     again = ("" if settings.same_rows else all_alike(run)) or rows_again(run, baseline)
     if again := again or same_epochs(run, baseline):
         cause = comparison.broken[0]
@@ -50,22 +46,6 @@ def compare_layout(
         "It was compared again, with every sampler in one order"
     )
     return ordered
-
-
-def _resumed(run: Run, baseline: Reference) -> str:
-    """How many rows after a resume were trained before the stop, and how many are skipped."""
-    start = run.layout.first
-    before, after = (
-        {row for step in steps for micro in step["rows"] for row in micro}
-        for steps in (baseline.steps[:start], baseline.steps[start : start + run.steps])
-    )
-    rows = [row for one in run.ranks for t in one for micro in t["rows"] for row in micro]
-    again = sum(row in before - after for row in rows)
-    never = len(after - set(rows))
-    return (
-        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
-        f"before the stop; {never} that are trained without the stop do not come"
-    )
 
 
 NO_K = (
@@ -87,12 +67,36 @@ def _micro_batches_of_its_own(
     return counts.pop() if len(counts) == 1 and counts == in_reference else 0
 
 
+PACKED = (
+    "each micro-batch is one row, in the reference, too: is it packed of several? Unless "
+    "position_ids begin again for each, these depend on each other, and probe does not see them. "
+    "Nothing can be compared: switch packing off"
+)
+
+
+def _packs(settings: Settings, run: Run, baseline: Reference) -> bool:
+    """Whether all micro-batches have one row, though the script was told to read several."""
+    steps = [step for steps in (baseline.steps, *run.ranks) for step in steps]
+    return settings.rows > settings.reference_ranks and all(
+        len(micro) == 1 for step in steps for micro in step["rows"]
+    )
+
+
 FEW = (
     "with every sampler in one order, {few} of {all} rows of step {step} are other ones: a row "
     "seems to depend on the others in its micro-batch, as where the longest one is cut. Nothing "
     "can be compared: make each row independent of the others"
 )
 
+
+IN_ONE_ORDER = (
+    ", also with every sampler in one order. None comes twice, but nothing can be compared"
+)
+ELSEWHERE = f"reads the rows in another order than the reference{IN_ONE_ORDER}"
+OTHER = (
+    "draws other rows than the reference, or changes them at random (masks, noise, crops)"
+    f"{IN_ONE_ORDER}"
+)
 
 OTHER_ROWS = (
     "also with every sampler in one order, the model is given other rows than in the first "
@@ -106,14 +110,22 @@ def _few(ordered: Compared | None) -> str:
     order; empty if not."""
     if ordered is None or ordered.moment is None or not _begins_with_samples(ordered.broken):
         return ""
-    expected = Counter(_rows_of(ordered.moment.expected))
-    missing = expected - Counter(row for one in ordered.moment.ranks for row in _rows_of(one))
+    expected = Counter(rows_of(ordered.moment.expected))
+    missing = expected - Counter(row for one in ordered.moment.ranks for row in rows_of(one))
     few, all_ = missing.total(), expected.total()
     return FEW.format(few=few, all=all_, step=ordered.step) if 2 * few < all_ else ""
 
 
-def _rows_of(step: Step) -> list[str]:
-    return [row for micro in step["rows"] for row in micro]
+def _has_rows_elsewhere(ordered: Compared | None) -> bool:
+    """Whether a step has rows that the reference has in another step: they are not changed."""
+    if ordered is None or ordered.moment is None:
+        return False
+    rows = {row for one in ordered.moment.ranks for row in rows_of(one)}
+    steps = ordered.moment.reference.steps
+    return any(
+        number != ordered.moment.number and not rows.isdisjoint(rows_of(step))
+        for number, step in enumerate(steps)
+    )
 
 
 def _without_an_answer(
@@ -125,21 +137,23 @@ def _without_an_answer(
         row_count = sum(len(micro) for one in run.ranks for micro in one[number]["rows"])
         if row_count != sum(map(len, step["rows"])):
             return comparison
-    why = _few(ordered) or (OTHER_ROWS if comparison.layout.kind == AGAINST else "")
-    if why:
-        comparison.no_answer, comparison.broken, comparison.step = why, [], None
-        return comparison
-    comparison.no_answer = (
-        "draws other rows than the reference, or changes them at random (masks, noise, crops), "
-        "also with every sampler in one order. None comes twice, but nothing can be compared"
-    )
+    is_moved = _has_rows_elsewhere(ordered)
+    is_other = comparison.layout.kind == AGAINST and not is_moved
+    if why := _few(ordered) or (OTHER_ROWS if is_other else ""):
+        return _unanswered(comparison, why)
     if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
-        comparison.no_answer += ": the script sets no seed, so each rank draws or splits by itself"
+        advice = "the script sets no seed, so each rank draws or splits by itself"
     elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
-        comparison.no_answer += ": does an evaluation draw rows from the same generator?"
+        advice = "does an evaluation draw rows from the same generator?"
+    elif is_moved:
+        advice = "let it read them in one order, however many ranks there are"
     else:
-        comparison.no_answer += ": switch that off, or make it depend on the row"
-    comparison.broken, comparison.step = [], None
+        advice = "switch that off, or make it depend on the row"
+    return _unanswered(comparison, f"{ELSEWHERE if is_moved else OTHER}: {advice}")
+
+
+def _unanswered(comparison: Compared, why: str) -> Compared:
+    comparison.no_answer, comparison.broken, comparison.step = why, [], None
     return comparison
 
 
@@ -151,7 +165,7 @@ def _in_one_order(
     runner: Runner, settings: Settings, layout: Layout, of_layout: Runner
 ) -> Compared | None:
     """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
-    base = _ordered(reference(settings))
+    base = _ordered(base_layout(settings))
     layouts = [base, *rounding(base)]
     for ordered_layout in layouts:
         runner.start(ordered_layout)
@@ -168,4 +182,4 @@ def _in_one_order(
 
 def _ordered(layout: Layout) -> Layout:
     name = f"{layout.name}, in one order"
-    return replace(layout, name=name, one_order=True, goes_on=False)
+    return replace(layout, name=name, one_order=True)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from harness.bugs.api.numbers import named
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
-from harness.system.text import count
+from harness.system.text import count, listed
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, whole_run
@@ -55,6 +55,7 @@ FAULTS = {
     BETWEEN: "its weights change outside of optimizer.step",
     optimizers.RELATION: "its optimizer does not have what it trains",
     "optimizer": "the optimizer's state is lost",
+    "average": "an average of the weights is another one",
     "samples": "it trains on other samples",
     "stale gradients": "gradients of the step before are left",
     "gradient": "it has another gradient",
@@ -149,29 +150,29 @@ def headline(answers: Answers) -> str:
         for comparison in broken:
             layout = comparison.layout
             faults[_fault(comparison)].append(WRONG_MODE.get(layout.kind) or where(layout))
-        clauses = (f"{_listed(places)}, {fault}" for fault, places in faults.items())
+        clauses = (f"{listed(places)}, {fault}" for fault, places in faults.items())
         is_other = all(comparison.layout.kind == AGAINST for comparison in broken)
         verdict = "does not train the same" if is_other else "is not right"
         return f"{answers.script} {verdict}: {'; '.join(clauses)}"
     if wrong_relations := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
-        names = _listed([RELATION_NAMES[name] for name in wrong_relations])
+        names = listed([RELATION_NAMES[name] for name in wrong_relations])
         return f"the model of {answers.script} is not right: {names}"
     if answers.relations and not answers.layouts:
         right_relations = [
             RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT
         ]
-        text_ = f" is right: {_listed(right_relations)}" if right_relations else ": no answer"
+        text_ = f" is right: {listed(right_relations)}" if right_relations else ": no answer"
         return f"the model of {answers.script}{text_}"
     silent = [layout for layout in answers.layouts if layout.no_answer]
     suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
-    compared = _listed(
+    compared = listed(
         [where(comparison.layout) for comparison in answers.layouts if not comparison.no_answer]
     )
     agreement = f"{answers.script} trains the same {compared}" if compared else ""
     if silent or not agreement:
         gone = (
             f"{answers.script}: no answer "
-            f"{_listed([where(comparison.layout) for comparison in silent])}"
+            f"{listed([where(comparison.layout) for comparison in silent])}"
         )
         return (f"{gone}; it trains the same {compared}" if agreement else gone) + suspect
     unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
@@ -219,9 +220,7 @@ def _fault(comparison: Compared) -> str:
         return "it begins again at step 1"
     fault = FAULTS.get(cause.relation, cause.relation)
     if cause.meaning and cause.ratio is not None:
-        ratio = in_words(
-            cause.ratio, comparison.layout.rank_factor, comparison.layout.k, " the right one"
-        )
+        ratio = in_words(cause.ratio, cause.meaning, " the right one")
         return f"its {cause.relation} is {ratio}"
     return fault
 
@@ -229,11 +228,6 @@ def _fault(comparison: Compared) -> str:
 def _in_capitals(status: str) -> str:
     """A status of ``models``, in capitals unless it is right or refused."""
     return {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status, status)
-
-
-def _listed(words: Sequence[str]) -> str:
-    *most, last_word = words or [""]
-    return f"{', '.join(most)} and {last_word}" if most else last_word
 
 
 def _counted(requests: Mapping[str, int]) -> str:

@@ -102,6 +102,8 @@ def probe(
         answers.unanswered[COMPILE] = no_compiler
     odd_compiler = plausibility.unlike_eager(baseline)
     vain = (VAIN_COMPILED if odd_compiler else VAIN) if undecided else ""
+    runs: dict[bool, list[Run]] = {False: [reference_run], True: []}
+    """By whether they are in the other environment."""
     in_modes = list(modes.layouts(settings, ranks))
     for layout in [*in_modes, *modes.with_dropout(settings, in_modes, perturbed)]:
         runner.start(layout)
@@ -109,11 +111,12 @@ def probe(
         of_layout = _runner_of(layout, runner, other)
         whole_run = of_layout.start(layout).result()
         run = without_cleared(whole_run, baseline.steps, settings.same_rows)
+        runs[layout.kind == AGAINST].append(run)
         answers.seconds[layout.name] = run.seconds
         if layout.kind != AGAINST:
             answers.notes += remarks(run)
         if layout.kind:
-            comparison = _comparison(runner, settings, run, reference_run, baseline, of_layout)
+            comparison = _comparison(runner, settings, run, baseline, of_layout)
             if layout.kind == AGAINST and not run.failure:
                 answers.other_releases, answers.other_imported = run.releases, run.imported
                 answers.other_notes += _notes_on_other(whole_run, settings, base)
@@ -129,6 +132,7 @@ def probe(
     if settings.where and first_broken is not None:
         of_layout = _runner_of(first_broken.layout, runner, other)
         answers.where = locate(first_broken, settings, runner.start, of_layout.start)
+    answers.impossible, answers.other_impossible = map(_impossible, (runs[False], runs[True]))
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
@@ -169,12 +173,7 @@ def _started(
 
 
 def _comparison(
-    runner: Runner,
-    settings: Settings,
-    run: Run,
-    reference_run: Run,
-    baseline: Reference,
-    of_layout: Runner,
+    runner: Runner, settings: Settings, run: Run, baseline: Reference, of_layout: Runner
 ) -> Compared:
     """Compare a layout in the way of its kind."""
     kind = run.layout.kind
@@ -189,7 +188,7 @@ def _comparison(
     comparison = compare_layout(runner, settings, run, baseline, of_layout)
     if kind == AGAINST and not run.failure:
         comparison = _against(runner, settings, comparison, run, baseline, of_layout)
-    _compare_whole(comparison, settings, run, reference_run)
+    _compare_whole(comparison, settings, run, baseline)
     return comparison
 
 
@@ -199,6 +198,12 @@ def _why_not_compiled(layouts: Sequence[Layout], other: Runner | None) -> str:
         return ""
     runs = (other.start(layout).result() for layout in layouts if layout.kind == AGAINST)
     return next(filter(None, map(modes.why_not_compiled, runs)), "")
+
+
+def _impossible(runs: Sequence[Run]) -> frozenset[str]:
+    """The known bugs that none of these runs could set off."""
+    of_runs = [{*run.ranks[0][0].get("impossible", ())} for run in runs if run.steps]
+    return frozenset(set.intersection(*of_runs)) if of_runs else frozenset()
 
 
 def _runner_of(layout: Layout, runner: Runner, other: Runner | None) -> Runner:
@@ -223,7 +228,7 @@ def _against(
         shift = {**shift, **_frozen_shift(runner, settings, run.layout, other, frozen)}
     if shift:
         name = f"{run.layout.name}, with the first weights of the reference"
-        shifted_layout = replace(run.layout, name=name, shift=shift, goes_on=False)
+        shifted_layout = replace(run.layout, name=name, shift=shift)
         again = without_cleared(
             other.start(shifted_layout).result(), baseline.steps, settings.same_rows
         )
@@ -305,15 +310,20 @@ def _about(run: Run) -> str:
     return f"{steps} steps of {batch}, {step['optimizer']}, {len(step['grad'])} parameters"
 
 
-def _compare_whole(comparison: Compared, settings: Settings, run: Run, reference_run: Run) -> None:
-    """Compare whole runs: the rows of an epoch, schedules, and evaluations."""
-    if comparison.no_answer:
+def _compare_whole(
+    comparison: Compared, settings: Settings, first_run: Run, baseline: Reference
+) -> None:
+    """Compare whole runs: the rows of an epoch and the schedules of the first runs, as one order of
+    all samplers hides what a shuffle does; the evaluations and checkpoints of those whose steps
+    were compared, as they depend on the weights."""
+    run, reference_run, first_reference = comparison.run, comparison.reference, baseline.run
+    if comparison.no_answer or not (run and reference_run and first_reference):
         return
     if settings.epoch and not comparison.broken:
-        over_all = epoch(run, reference_run, settings.same_rows)
+        over_all = epoch(first_run, first_reference, settings.same_rows)
         comparison.broken += [over_all] if over_all else []
     if not any(one.relation in (SAMPLES, "learning rate") for one in comparison.broken):
-        length = schedule(run.schedule, reference_run.schedule, run.layout)
+        length = schedule(first_run.schedule, first_reference.schedule, run.layout)
         comparison.broken += [length] if length else []
     evaluated = evaluation(run, reference_run)
     differences: list[Broken | str] = [evaluated] if evaluated else []

@@ -291,6 +291,7 @@ class Runner:
             mode=layout.mode,
             dropout=layout.dropout,
             eager=self.eager,
+            bugs=settings.bugs,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,
             own=str(folder / WRITTEN),
@@ -331,7 +332,7 @@ class Runner:
         if source is not None:
             folders = [source.parent, *([Path.cwd()] if self.target.module else [])]
             beside |= {path.stem for folder in folders for path in folder.iterdir()}
-        words = " ".join([script, *self.target.arguments])
+        words = " ".join([script, self.target.script, *self.target.arguments])
         shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
             "from harness.rank.probe import script_shims\n"

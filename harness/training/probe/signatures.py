@@ -254,6 +254,7 @@ def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
         relations={},
         releases=answers.other_releases,
         imported=answers.other_imported,
+        impossible=answers.other_impossible,
     )
     names = {bug.name for bug in bugs}
     return bugs + [b for b in _known_bugs(other_answers, affected) if b.name not in names]
@@ -275,7 +276,7 @@ def _known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
     bugs = with_signature(
         news, compared, answers.releases, affected, answers.imported, answers.same_rows
     )
-    return list(bugs)
+    return [bug for bug in bugs if bug.name not in answers.impossible]
 
 
 def with_signature(

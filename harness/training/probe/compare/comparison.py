@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.bugs.api.numbers import finite
-from harness.rank.compare import SAFE, masked, norm, worst
+from harness.rank.compare import SAFE, masked, worst
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED
-from harness.training.probe.compare import infinite
+from harness.training.probe.compare import infinite, plausibility
 from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
-from harness.training.probe.compare.optimizers import unheld, why_nothing_is_trained
+from harness.training.probe.compare.optimizers import unheld
 from harness.training.probe.compare.reference import Moment, Reference, as_in, joined
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
-from harness.training.probe.layouts import Layout
+from harness.training.probe.compare.rows import rows_after_resume
+from harness.training.probe.layouts import SAMPLES, Layout
 from harness.training.probe.runner import NO_STEP, Run, Step
 
 NEEDS_RANKS = re.compile(
@@ -51,6 +52,11 @@ class Compared:
     """Whether a step with dropout was compared, too."""
     no_answer: str = ""
     log: str = ""
+    run: Run | None = None
+    """What was compared: another run than the first one, if that had another order of rows, or
+    other first weights."""
+    reference: Run | None = None
+    """What it was compared with."""
     moment: Moment | None = None
     """The step at which a relation is broken, in the layout and in its reference."""
     worst: dict[str, float] = field(default_factory=dict)
@@ -91,7 +97,14 @@ class LocalGradients:
 
 def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared:
     """Compare the steps of a run until one differs from the reference's."""
-    comparison = Compared(run.layout, run.seconds, no_answer=run.failure, log=run.log)
+    comparison = Compared(
+        run.layout,
+        run.seconds,
+        no_answer=run.failure,
+        log=run.log,
+        run=run,
+        reference=reference.run,
+    )
     local_gradients = LocalGradients()
     if not run.failure:
         comparison = _compared(comparison, run, reference, same_rows, local_gradients)
@@ -102,6 +115,9 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             "",
         )
         comparison.moment = local_gradients.moment
+    if run.layout.resumed and comparison.broken and comparison.broken[0].relation == SAMPLES:
+        cause, rows = comparison.broken[0], rows_after_resume(run, reference.steps)
+        comparison.broken[0] = replace(cause, details=(*cause.details, rows))
     return comparison
 
 
@@ -141,7 +157,7 @@ def _compared(
         loss_ratios += _loss_ratios(moment)
         if (
             comparison.broken
-            and comparison.broken[0].relation == "samples"
+            and comparison.broken[0].relation == SAMPLES
             and reference.ends(start + step)
         ):
             return _until(comparison, start + step)
@@ -263,17 +279,9 @@ def refuse_unusable(reference: Run) -> None:
         if reference.layout.world == 1 and needs_ranks(reference):
             why += "; if the script needs several ranks, add --reference-ranks 2"
         raise _no_answer(reference, why)
-    sizes = [norm(step["raw"] or step["grad"]) for step in reference.ranks[0]]
-    if why := infinite.reason(reference.ranks[0][0]):
+    steps = reference.ranks[0]
+    if why := infinite.reason(steps[0]) or plausibility.why_nothing_is_trained(steps):
         raise _no_answer(reference, why)
-    if not any(sizes):
-        if why := why_nothing_is_trained(reference.ranks[0][0]):
-            raise _no_answer(reference, why)
-        raise _no_answer(
-            reference,
-            "its gradients are all 0, so no layout can differ; does its loss depend on its "
-            "parameters?",
-        )
 
 
 def needs_ranks(run: Run) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.bugs.api.numbers import finite
+from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import Projection
-from harness.training.probe.compare.mistakes import in_words, meaning
+from harness.training.probe.compare.mistakes import NEAR, in_words, meaning
 from harness.training.probe.compare.reference import Moment
 
 SHOWN = 3
@@ -38,12 +38,20 @@ def described(moment: Moment, part: Projection) -> str:
 
 
 def meaning_of(moment: Moment, part: Projection) -> str:
-    layout = moment.layout
-    return meaning(part.ratio, layout.rank_factor, layout.k) if part.is_factor else ""
+    return meaning_at(moment, part.ratio) if part.is_factor else ""
+
+
+def meaning_at(moment: Moment, ratio: float) -> str:
+    """What a ratio says. Where fewer micro-batches are left for a step, as at the end of an epoch,
+    it may be divided by the number that others have."""
+    count, k = moment.fewer_micro_batches, moment.layout.k
+    if count and near(ratio, count / k, share=NEAR):
+        return f"{count} of {k} micro-batches, divided by {k}"
+    return meaning(ratio, moment.layout.rank_factor, k)
 
 
 def ratio_text(moment: Moment, ratio: float) -> str:
-    return in_words(ratio, moment.layout.rank_factor, moment.layout.k)
+    return in_words(ratio, meaning_at(moment, ratio))
 
 
 def several(names: Iterable[str]) -> str:

@@ -48,10 +48,9 @@ SMALL = 0.02
 """Below this ratio the tolerance is absolute: 0 has none of its own."""
 
 
-def in_words(ratio: float, world: int, k: int, of: str = "") -> str:
+def in_words(ratio: float, meaning: str, of: str = "") -> str:
     """A ratio in words, with what it is a multiple ``of``, and with its meaning."""
-    words = meaning(ratio, world, k)
     factor = f"{ratio:.4g}"
     if factor == "1" and ratio != 1:  # how far it is from 1 is what matters
         factor = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
-    return f"{factor} times{of}" + (f" ({words})" if words else "")
+    return f"{factor} times{of}" + (f" ({meaning})" if meaning else "")

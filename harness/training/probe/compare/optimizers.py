@@ -38,7 +38,7 @@ def note_on_unheld(step: Step) -> Iterator[str]:
             yield f"{text}. No fault if the others are trained alone on purpose"
 
 
-def why_nothing_is_trained(step: Step) -> str:
+def why_without_gradient(step: Step) -> str:
     """Why an optimizer has no gradient, though the model has; empty if that is not known."""
     if not step.get("unheld"):
         return ""

@@ -19,8 +19,8 @@ from harness.rank.compare import SAFE, Named, norm, share
 from harness.rank.probe.parameters import COPY
 from harness.system.text import StrEnum
 from harness.training.probe.compare.faults import several
-from harness.training.probe.compare.optimizers import note_on_unheld
-from harness.training.probe.compare.reference import Reference
+from harness.training.probe.compare.optimizers import note_on_unheld, why_without_gradient
+from harness.training.probe.compare.reference import Reference, rows_of
 from harness.training.probe.layouts import Layout, Settings, reference
 from harness.training.probe.runner import Run, Step
 
@@ -59,7 +59,26 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _jump([step["lr"][0] for step in steps if step["number"] == steps[0]["number"]])
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
-    yield from same_order([[row for micro in step["rows"] for row in micro] for step in steps])
+    yield from same_order([rows_of(step) for step in steps])
+
+
+def why_nothing_is_trained(steps: Sequence[Step]) -> str:
+    """Why no step of the reference trains anything, so that no layout can differ; empty if one
+    does. Rounding may keep weights in 16 bits as they are: that has a note."""
+    if not any(norm(step["raw"] or step["grad"]) for step in steps):
+        unknown = "its gradients are all 0, so no layout can differ"
+        return (
+            why_without_gradient(steps[0]) or f"{unknown}; does its loss depend on its parameters?"
+        )
+    is_coarse = any(eps > COARSE for eps in steps[0]["eps"].values())
+    if is_coarse or any(norm(step["update"]) for step in steps):
+        return ""
+    why = "its steps do not change any weight"
+    if not any(norm(step["grad"]) for step in steps):
+        why = "nothing is left of its gradients after clipping"
+    elif not any(rate for step in steps for rate in step["lr"]):
+        why = "its learning rate is 0 in all steps"
+    return f"{why}, so it trains nothing, and no layout can differ"
 
 
 def note_on_compiler(baseline: Reference) -> Iterator[str]:

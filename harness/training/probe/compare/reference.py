@@ -18,6 +18,12 @@ BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "unhel
 """The entries of a step that are by parameter; in a state, more words follow the name after a
 space."""
 
+
+def rows_of(step: Step) -> list[str]:
+    """The rows of all micro-batches of a step."""
+    return [*chain(*step["rows"])]
+
+
 LOSS_LEAST = 1e-7
 """The least spread of a loss, as a fraction of it."""
 
@@ -101,12 +107,14 @@ class Reference:
 
     steps: list[Step]
     rounded: list[list[Step]]
+    run: Run | None = None
+    """What else it did: evaluations, checkpoints, the schedule, and the rows of an epoch."""
     _spreads: dict[tuple[int, str], dict[str, float]] = field(default_factory=dict)
     _certain: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
     def of(run: Run, perturbed: Sequence[Run]) -> Reference:
-        return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks])
+        return Reference(run.ranks[0], [each.ranks[0] for each in perturbed if each.ranks], run)
 
     def spread(self, step: int, quantity: str) -> Spread:
         """By parameter, how far rounding alone moves a quantity at a step, counted from 0. A single
@@ -131,6 +139,17 @@ class Reference:
                 spreads = {n: max(s, eps[n] * largest[n]) for n, s in spreads.items()}
             self._spreads[key] = spreads
         return self._spreads[key]
+
+    def spread_of_copy(self, step: int, copy: Mapping[str, Any]) -> Spread:
+        """By parameter, how far rounding alone moves a copy of the weights: in each perturbed run
+        it is the nearest one."""
+        nearest = []
+        for run in self.rounded:
+            copies = run[step].get("copies", ()) if step < len(run) else ()
+            alike = [each["weights"] for each in copies if each["holder"] == copy["holder"]]
+            far = [sum(compare.distances(each, copy["weights"]).values()) for each in alike]
+            nearest += alike[far.index(min(far)) :][:1] if far else []
+        return compare.spread(nearest, copy["weights"])
 
     def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
         """A quantity of each parameter at a step; of updates, only the certain values."""
@@ -199,6 +218,13 @@ class Moment:
     @property
     def expected(self) -> Step:
         return self.reference.steps[self.number]
+
+    @property
+    def fewer_micro_batches(self) -> int:
+        """After how many micro-batches the step came, if these are fewer than requested on all
+        ranks; otherwise 0."""
+        counts = {len(one["rows"]) for one in self.ranks}
+        return min(counts) if len(counts) == 1 and min(counts) < self.layout.k else 0
 
     @property
     def clipping(self) -> bool:

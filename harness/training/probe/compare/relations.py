@@ -17,14 +17,14 @@ from harness.rank.compare import length
 from harness.training.probe.compare.faults import (
     Broken,
     described,
+    meaning_at,
     meaning_of,
     ratio_text,
     several,
     several_ranks,
 )
 from harness.training.probe.compare.gradients import clipped, gradient
-from harness.training.probe.compare.mistakes import meaning
-from harness.training.probe.compare.reference import Moment
+from harness.training.probe.compare.reference import Moment, rows_of
 
 RATE_SHARE = 1e-6
 """How far (as a fraction) a learning rate may be from the reference's."""
@@ -125,7 +125,7 @@ def optimizer(moment: Moment) -> Broken | None:
 
 def samples(moment: Moment) -> Broken | None:
     """All ranks and micro-batches together see the rows of the reference's step."""
-    expected = Counter(row for micro in moment.expected["rows"] for row in micro)
+    expected = Counter(rows_of(moment.expected))
     rows = _rows(moment, expected)
     missing = expected - rows
     if rows == expected:
@@ -158,7 +158,7 @@ def _divides_itself(moment: Moment, row_count: int, expected_count: int) -> str:
 def _rows(moment: Moment, expected: Counter[str]) -> Counter[str]:
     """The rows of all ranks. If ranks see the same rows, a row of several ranks counts once, and a
     rank without any of the reference's is a later stage, which is given something else."""
-    rows, *others = (Counter(row for micro in one["rows"] for row in micro) for one in moment.ranks)
+    rows, *others = (Counter(rows_of(one)) for one in moment.ranks)
     for other_rows in others:
         if not moment.same_rows:
             rows += other_rows
@@ -169,9 +169,8 @@ def _rows(moment: Moment, expected: Counter[str]) -> Counter[str]:
 
 def _came_early(moment: Moment) -> str:
     """Which step came after fewer micro-batches than were requested, if one did."""
-    counts = sorted({len(one["rows"]) for one in moment.ranks})
-    early = moment.layout.k > 1 and len(counts) == 1 and 0 < counts[0] < moment.layout.k
-    return f"a step came after {counts[0]} of {moment.layout.k} micro-batches" if early else ""
+    count = moment.fewer_micro_batches
+    return f"a step came after {count} of {moment.layout.k} micro-batches" if count else ""
 
 
 def stale(moment: Moment) -> Broken | None:
@@ -194,7 +193,7 @@ def loss(moment: Moment) -> Broken | None:
         return None
     ratio = mean / expected if expected else float("nan")
     text = f"{mean:.6g}; the reference has {expected:.6g}: {ratio_text(moment, ratio)}"
-    return Broken("loss", text, ratio, meaning(ratio, moment.layout.rank_factor, moment.layout.k))
+    return Broken("loss", text, ratio, meaning_at(moment, ratio))
 
 
 def mean_loss(moment: Moment) -> float:
@@ -234,7 +233,31 @@ def update(moment: Moment) -> Broken | None:
     return Broken("update", text, part.ratio, meaning_of(moment, part), tuple(names), tuple(off))
 
 
-RELATIONS = (weights, outside, optimizer, samples, stale, gradient, clipped, loss, rate, update)
+def average(moment: Moment) -> Broken | None:
+    """After a resume, averages of the weights are the reference's, if it has as many copies of the
+    model: one may be made later."""
+    if not moment.layout.resumed:
+        return None
+    copies, expected_copies = moment.ranks[0].get("copies", ()), moment.expected.get("copies", ())
+    for expected in expected_copies:
+        alike, of_reference = (
+            [copy["weights"] for copy in each if copy["holder"] == expected["holder"]]
+            for each in (copies, expected_copies)
+        )
+        rounding = moment.reference.spread_of_copy(moment.number, expected)
+        is_lost = all(compare.astray(each, expected["weights"], rounding) for each in alike)
+        if expected["is_average"] and len(alike) >= len(of_reference) and is_lost:
+            text = f"no copy of the weights ({expected['holder']}) has the reference's average"
+            return Broken(AVERAGE, text)
+    return None
+
+
+AVERAGE = "average"
+
+RELATIONS = (
+    *(weights, outside, optimizer, samples, stale),
+    *(gradient, clipped, loss, rate, update, average),
+)
 
 
 def broken(moment: Moment) -> list[Broken]:

@@ -72,7 +72,7 @@ def evaluation(run: Run, reference: Run) -> Broken | str | None:
     for loss in losses:
         ratio = loss.value / loss.expected if loss.expected else 1.0
         if words := meaning(ratio, run.layout.rank_factor, run.layout.k):
-            text = f"{_described(loss)}: {in_words(ratio, run.layout.rank_factor, run.layout.k)}"
+            text = f"{_described(loss)}: {in_words(ratio, words)}"
             return Broken(EVALUATION, text, ratio, words)
     unlike_losses = (loss for loss in losses if not near(loss.value, loss.expected, share=NEAR))
     return next((f"evaluation: {_described(loss)}" for loss in unlike_losses), None)
@@ -225,7 +225,7 @@ def schedule(
             continue
         longer = (falls[level] + layout.first) / reference_falls[level]
         if max(longer, 1 / longer) >= UNLIKE:
-            factor = in_words(longer, layout.rank_factor, layout.k)
+            factor = in_words(longer, meaning(longer, layout.rank_factor, layout.k))
             text = (
                 f"the schedule falls to {level} after {falls[level] + layout.first} steps, in the "
                 f"reference after {reference_falls[level]}: {factor}"

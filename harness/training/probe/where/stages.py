@@ -39,6 +39,7 @@ GRADIENT = "gradient"
 
 OF_RELATION = {
     "optimizer": CHECKPOINT,
+    "average": CHECKPOINT,
     "samples": LOADER,
     "steps": LOADER,
     "order of samples": LOADER,

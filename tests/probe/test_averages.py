@@ -1,0 +1,116 @@
+"""After a stop and resume, averages of the weights are those of a run without a stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.training.probe.layouts import RANKS, RANKS_RESUME, RESUME, Settings
+from harness.training.probe.probe_report import headline
+from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = """
+import argparse, copy, os, torch
+from torch import distributed as dist, nn
+from torch.optim.swa_utils import AveragedModel
+
+parser = argparse.ArgumentParser()
+for name in ("--batch-size", "--save-at"):
+    parser.add_argument(name, type=int)
+for name in ("--save", "--resume", "--kind", "--lost"):
+    parser.add_argument(name, default="")
+options = parser.parse_args()
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+rank, world, rows = dist.get_rank(), dist.get_world_size(), options.batch_size
+data, labels = torch.randn(96, 4), torch.randn(96, 1)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+run = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+begin, best, updates, start = copy.deepcopy(model), None, 0, 0  # neither is an average
+skeleton = copy.deepcopy(model).to("meta")
+kind = options.kind
+average = {
+    "module": copy.deepcopy(model),
+    "AveragedModel": AveragedModel(model),
+    "dictionary": {f"net.{n}": p.detach().clone() for n, p in model.named_parameters()},
+    "list": [p.detach().clone() for p in model.parameters()],
+}.get(kind)
+
+
+def tensors():
+    if kind in ("dictionary", "list"):
+        return list(average.values() if kind == "dictionary" else average)
+    return list(average.parameters()) if average is not None else []
+
+
+if options.resume:
+    state = torch.load(f"{options.resume}/last.pt", weights_only=False)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    start, updates = state["step"], 0 if options.lost == "count" else state["updates"]
+    if options.lost != "average":
+        for mine, saved in zip(tensors(), state["average"]):
+            mine.data.copy_(saved)
+    if kind == "AveragedModel" and options.lost != "count":
+        average.n_averaged.fill_(updates)
+for step in range(start, 6):
+    first = (step * world + rank) * rows
+    x, y = data[first : first + rows], labels[first : first + rows]
+    optimizer.zero_grad()
+    nn.functional.mse_loss(run(x), y).backward()
+    optimizer.step()
+    updates += 1
+    if kind == "AveragedModel":
+        average.update_parameters(model)
+    elif kind:
+        decay = 0.9 * (1 - 2.0**-updates)  # of a warmup
+        for mean, p in zip(tensors(), model.parameters()):
+            mean.data.lerp_(p.detach(), 1 - decay)
+    best = copy.deepcopy(model) if step == 1 or best is None else best
+    if options.save and step + 1 == options.save_at and rank == 0:
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        states |= {"average": [p.detach() for p in tensors()], "step": step + 1, "updates": updates}
+        torch.save(states, f"{options.save}/last.pt")
+"""
+
+GIVEN = "--batch-size {rows}"
+
+
+@pytest.mark.parametrize("kind", ["module", "AveragedModel", "dictionary", "list"])
+@pytest.mark.parametrize("lost", ["nothing", "average", "count"])
+def test_an_average_that_a_resume_loses_is_found(
+    probing: Probing, tmp_path: Path, kind: str, lost: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
+    answers = probing(str(tmp_path / "train.py"), f"{GIVEN} --kind {kind} --lost {lost}", settings)
+    assert not refused(answers)
+    assert first_broken(answers) == ({} if lost == "nothing" else {RESUME: ("average", "")})
+    assert not [line for line in answers.not_tested if line.startswith("averages")]
+    assert lost == "nothing" or "an average of the weights is another one" in headline(answers)
+
+
+def test_an_average_on_several_ranks_is_compared_rank_by_rank(
+    probing: Probing, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS_RESUME,))
+    for lost, broken in (("nothing", {}), ("count", {RANKS_RESUME: ("average", "")})):
+        words = f"{GIVEN} --kind module --lost {lost}"
+        answers = probing(str(tmp_path / "train.py"), words, settings)
+        assert first_broken(answers) == broken
+
+
+@pytest.mark.parametrize(("kind", "names"), [("module", ["Sequential"]), ("''", [])])
+def test_an_average_is_not_tested_without_a_resume(
+    probing: Probing, tmp_path: Path, kind: str, names: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = [*GIVEN.split(), "--kind", kind.strip("'")]
+    answers = probing(str(tmp_path / "train.py"), words, Settings(layouts=(RANKS,)))
+    lines = [f"averages of the weights ({name}): needs a stop and resume" for name in names]
+    assert [line for line in answers.not_tested if line.startswith("averages")] == lines
