@@ -25,7 +25,7 @@ REASONS: Mapping[str, str] = {
 NUMBERS = {1: "one", 2: "two", 4: "four"}
 
 Kept = Mapping[str, list[Result]]
-"""The trials of a run, by scenario."""
+"""The trials of runs, by the name of a run, or of its scenario."""
 
 
 def evidence() -> str:
