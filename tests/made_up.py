@@ -79,10 +79,11 @@ def full_disk(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Pretend that this machine has ``count`` GPUs."""
+def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int, free: int = 80_000) -> None:
+    """Pretend that this machine has ``count`` GPUs, with so many MiB that nobody uses."""
     gpus = tuple(machine.Gpu(str(n), f"GPU-{n}", "H") for n in range(count))
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(machine, "_free_memory", lambda: [free] * count)
 
 
 def scenario_module(upstream: Path, name: str, text: str) -> None:

@@ -68,7 +68,7 @@ from harness.system.code import is_importable
 from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.system.machine import cache_folder, gpus, own_folder
+from harness.system.machine import cache_folder, own_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
 from harness.training.guard import known
@@ -226,7 +226,7 @@ def _parser() -> Arguments:
         "--launch",
         choices=[Lane.CPU, Lane.GPU],
         default=Lane.CPU,
-        help="gpu: over NCCL, a GPU for each rank",
+        help="gpu: over NCCL; if there are fewer GPUs than ranks, ranks share them",
     )
     option("--python", default=sys.executable, metavar="PATH", help="another interpreter")
     option(
@@ -372,11 +372,8 @@ def _constants(words: Iterable[str]) -> dict[str, str]:
 
 
 def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> None:
-    if options.launch == Lane.GPU and len(gpus()) < settings.ranks:
-        raise UserError(
-            f"--launch gpu needs {settings.ranks} GPUs, one for each rank, and this machine has "
-            f"{len(gpus())}: leave it out to probe on the CPU"
-        )
+    if options.launch == Lane.GPU and (reason := why_no_gpus(settings.ranks)):
+        raise UserError(f"--launch gpu: {reason}. Leave it out to probe on the CPU")
 
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:

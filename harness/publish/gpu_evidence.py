@@ -24,34 +24,82 @@ REASONS: Mapping[str, str] = {
 
 NUMBERS = {1: "one", 2: "two", 4: "four"}
 
+Kept = Mapping[str, list[Result]]
+"""The trials of runs, by the name of a run, or of its scenario."""
+
 
 def evidence() -> str:
     """How many scenarios ran on GPUs, what disagrees with the CPU, and which did not run."""
     runs = {name: result_file.kept_runs(name) for name in catalog.sound()}
-    newest = {name: next(iter(by_label.values())) for name, by_label in runs.items() if by_label}
-    trials = [trial for kept in newest.values() for trial in kept]
+    by_kind = [_newest(runs, shares) for shares in (False, True)]
+    trials = [trial for newest in by_kind for kept in newest.values() for trial in kept]
     surprises = [trial for trial in trials if not trial.as_expected]
+    scenarios = {trial.scenario for trial in trials}
     verdict = (
-        f"{len(newest)} scenarios ran on GPUs: {len(trials)} trials, of which "
+        f"{len(scenarios)} scenarios ran on GPUs: {len(trials)} trials, of which "
         f"{len(trials) - len(surprises)} have the outcome that the CPU has."
     )
-    rows = sorted(_rows(newest))
     parts = [
         verdict,
         *(_surprise(trial) for trial in surprises),
-        markdown_table(["GPUs", "package", "scenarios"], rows),
+        _both(*by_kind),
+        markdown_table(["package", *HEADINGS], list(_rows(*by_kind))),
         *_missing_variants(runs),
-        *_without(name for name in catalog.sound() if name not in newest),
+        *_without(name for name in catalog.sound() if name not in scenarios),
     ]
     return "\n\n".join(parts)
 
 
-def _rows(newest: Mapping[str, list[Result]]) -> Iterator[list[str]]:
-    groups = defaultdict(list)
-    for name, trials in newest.items():
-        groups[_machine(trials[0]), catalog.subject(name)].append(name)
-    for (machine, package), names in groups.items():
-        yield [machine, package, ", ".join(f"`{name}`" for name in names)]
+HEADINGS = ("a GPU for each rank", "ranks share one GPU")
+
+
+def _newest(
+    runs: Mapping[str, Mapping[str, list[Result]]], shares: bool
+) -> dict[str, list[Result]]:
+    """The newest run of each scenario in which ranks share a GPU, or have one each."""
+    newest = {}
+    for name, by_label in runs.items():
+        for trials in by_label.values():
+            if _shares(trials) == shares:
+                newest[name] = trials
+                break
+    return newest
+
+
+def _shares(trials: list[Result]) -> bool:
+    return any((trial.environment or {}).get("shares_gpu") for trial in trials)
+
+
+def _both(own: Kept, shared: Kept) -> str:
+    """Whether scenarios that ran in both ways show the same."""
+    names = [name for name in own if name in shared]
+    outcomes = [
+        {trial.variant: trial.outcome for trial in kept[name]}
+        for name in names
+        for kept in (own, shared)
+    ]
+    pairs = list(zip(names, outcomes[::2], outcomes[1::2], strict=True))
+    differing = [
+        f"`{name}`"
+        for name, one, other in pairs
+        if any(other.get(variant, outcome) is not outcome for variant, outcome in one.items())
+    ]
+    end = f" Other outcomes: {', '.join(differing)}." if differing else " Each outcome is the same."
+    return f"{count(len(names), 'scenario')} ran in both ways.{end if names else ''}"
+
+
+def _rows(own: Kept, shared: Kept) -> Iterator[list[str]]:
+    packages = sorted({catalog.subject(name) for name in (*own, *shared)})
+    for package in packages:
+        cells = []
+        for kept in (own, shared):
+            groups = defaultdict(list)
+            for name, trials in kept.items():
+                if catalog.subject(name) == package:
+                    groups[_machine(trials[0])].append(f"`{name}`")
+            texts = [f"{machine}: {', '.join(names)}" for machine, names in sorted(groups.items())]
+            cells.append("; ".join(texts))
+        yield [package, *cells]
 
 
 def _machine(trial: Result) -> str:

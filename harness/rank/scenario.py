@@ -22,7 +22,7 @@ from typing import Any
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Context, Lane
-from harness.rank import apex, attachment, bytecode, loaded_files, shims, supervisor
+from harness.rank import apex, attachment, bytecode, gpu_places, loaded_files, shims, supervisor
 from harness.rank.exits import Identity, trial_folder
 from harness.rank.manifest import INSTALLED, changed_files
 from harness.rank.recorder import Recorder
@@ -83,6 +83,7 @@ def _set_up_torch(context: Context) -> None:
     import torch
 
     if context.lane is Lane.GPU:
+        gpu_places.take_place()
         local = int(os.environ["LOCAL_RANK"])
         torch.cuda.set_device(local)
         context.device = torch.device("cuda", local)
@@ -115,6 +116,7 @@ def _environment(lane: Lane) -> dict[str, Any]:
         facts["gpu"] = torch.cuda.get_device_name()
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         facts["cuda"] = torch.version.cuda
+        facts["shares_gpu"] = gpu_places.shares_gpu()
     return facts
 
 

@@ -31,7 +31,7 @@ from harness.system.files import link, locked, new_folder_beside, sha256, write_
 
 COMPRESSION = (
     {"id": lzma.FILTER_X86},
-    {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 27},
+    {"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 27},
 )
 """Releases of one package have similar files. A window of 128 MB, with files of the same name side
 by side, halves the archive. Unpacking needs that much memory."""

@@ -138,23 +138,23 @@ def choose_lane(scenario: Scenario, ranks: int, requested: str, nodes: int = 1) 
 
     Raises Unsupported, with the reason, if there is none.
 
-    ``auto`` considers the variant with the most ranks, so that all variants run on one lane.
+    ``auto`` considers the variant with the most ranks, so that all variants run on one lane. If
+    there are GPUs, ranks share them where they must.
     """
     if requested == "auto":
-        widest = max(scenario.ranks_of(variant) for variant in scenario.variants) / nodes
-        roomy = Lane.GPU in scenario.lanes and len(machine.gpus()) >= widest
-        requested = "gpu" if roomy or Lane.CPU not in scenario.lanes else "cpu"
+        widest = max(scenario.ranks_of(variant) for variant in scenario.variants) // nodes
+        has_place = Lane.GPU in scenario.lanes and not machine.why_no_gpus(widest)
+        requested = "gpu" if has_place or Lane.CPU not in scenario.lanes else "cpu"
     lane = Lane(requested)
     if lane not in scenario.lanes:
         raise Unsupported(f"does not run on the {lane} lane")
-    if lane is Lane.GPU and len(machine.gpus()) < (on_each := ranks // nodes):
-        needed = "1 GPU" if on_each == 1 else f"{on_each} GPUs"
-        raise Unsupported(f"needs {needed}, and this machine has {len(machine.gpus())}")
+    if lane is Lane.GPU and (reason := machine.why_no_gpus(ranks // nodes)):
+        raise Unsupported(reason)
     return lane
 
 
 def room(lane: Lane, ranks: int, launch: LaunchConfig) -> int:
     """How many trials of ``ranks`` ranks this machine can run at once; at least 1."""
     if lane is Lane.GPU:
-        return max(1, len(machine.gpus()) // ranks * launch.sharing)
+        return max(1, len(machine.gpus()) // machine.gpus_of(ranks) * launch.sharing)
     return max(1, machine.cores() // (ranks * launch.threads))

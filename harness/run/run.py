@@ -102,6 +102,9 @@ def resolve(job: Job) -> Resolved:
         lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
         stacks = {variant: _refused(config, variant) for variant in config.variants}
         return Resolved(lane, stacks, dict.fromkeys(config.variants, str(error)))
+    wanted_gpus = config.launch.lane == "auto" and Lane.GPU in scenario.lanes and machine.gpus()
+    if lane is Lane.CPU and wanted_gpus:
+        job.console.print(f"runs on the CPU: {machine.why_no_gpus(most)}")
     stacks, refusals = {}, {}
     python = config.installed.version if config.installed else platform.python_version()
     for variant in config.variants:

@@ -119,9 +119,9 @@ def _devices(job: Job, lane: Lane, variant: str) -> Iterator[list[str]]:
         job.say("waiting for GPUs that another run is using")
         time.sleep(0.2)
 
-    ranks = job.scenario.ranks_of(variant)
+    needed = machine.gpus_of(job.scenario.ranks_of(variant))
     folder, sharing = machine.own_folder(job.cache, "gpus"), job.config.launch.sharing
-    with machine.leased(ranks, folder, wait, sharing) as gpus:
+    with machine.leased(needed, folder, wait, sharing) as gpus:
         yield [gpu.number for gpu in gpus]
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from harness.bugs.api.spec import BUGGY, FIXED, Outcome, Verdict
 from harness.bugs.results import Result, RunResult
 from harness.system.terminal import table
+from harness.system.text import count
 
 COLOURS = {
     Verdict.REPRODUCED: "green",
@@ -34,8 +35,17 @@ TRACEBACK_LINES = 5
 def print_header(console: Console, run: Mapping[str, Any]) -> None:
     """One line with the scenario, its releases (by variant where they differ), lane and seed."""
     stack = releases({variant: trial["pins"] for variant, trial in run["trials"].items()})
-    lane = {"cpu": "cpu (gloo)", "gpu": "gpu (NCCL)"}[run["lane"]]
+    lane = "cpu (gloo)" if run["lane"] == "cpu" else _on_gpus(run)
     console.print(f"{run['scenario']}: {stack}; {lane}; seed {run['seed']}", style="bold")
+
+
+def _on_gpus(run: Mapping[str, Any]) -> str:
+    """Where the ranks of a run are: ``4 ranks on 1 GPU (NVIDIA H200) over NCCL``."""
+    ranks = max(trial["ranks"] for trial in run["trials"].values())
+    names = run["machine"]["gpus"][:ranks]
+    if not names or run["launch"]["nodes"] > 1:
+        return "gpu (NCCL)"
+    return f"{count(ranks, 'rank')} on {count(len(names), 'GPU')} ({names[0]}) over NCCL"
 
 
 def releases(pins: Mapping[str, Mapping[str, str]]) -> str:

@@ -40,18 +40,8 @@ class Gpu(NamedTuple):
 
 @lru_cache(maxsize=1)
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in CUDA's order.
-
-    Calls nvidia-smi, because torch takes seconds to import.
-    """
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return ()
-    query = [smi, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-    process = subprocess.run(query, capture_output=True, text=True, check=False)
-    lines = process.stdout.splitlines() if process.returncode == 0 else []
-    rows = [line.split(", ", 2) for line in lines]
-    return visible([row for row in rows if len(row) == 3], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in CUDA's order."""
+    return visible(_asked_of_driver("index,uuid,name"), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(rows: Sequence[Sequence[str]], setting: str | None) -> tuple[Gpu, ...]:
@@ -72,6 +62,51 @@ def visible(rows: Sequence[Sequence[str]], setting: str | None) -> tuple[Gpu, ..
             break
         selection.append(match[0])
     return tuple(selection)
+
+
+CONTEXT = 500
+"""The MiB of a GPU that a rank needs before it has any tensor."""
+
+
+def gpus_of(ranks: int) -> int:
+    """How many GPUs so many ranks get: one each, or all of them to share."""
+    return min(ranks, len(gpus()))
+
+
+def why_no_gpus(ranks: int) -> str:
+    """Why so many ranks have no place on the GPUs of this machine; empty if they have."""
+    if not gpus():
+        return "needs 1 GPU, and this machine has 0"
+    if ranks <= len(gpus()):
+        return ""
+    on_each = -(-ranks // len(gpus()))
+    free = min(_free_memory(), default=0)
+    if free >= on_each * CONTEXT:
+        return ""
+    return (
+        f"{on_each} ranks on a GPU need {on_each * CONTEXT} MiB of it before they train, and "
+        f"{free} MiB are free"
+    )
+
+
+def _free_memory() -> list[int]:
+    """The MiB that no program uses, of each visible GPU."""
+    numbers = {gpu.number for gpu in gpus()}
+    rows = _asked_of_driver("index,memory.free", "nounits")
+    return [int(free) for number, free in rows if number in numbers]
+
+
+def _asked_of_driver(fields: str, *formats: str) -> list[list[str]]:
+    """What nvidia-smi says of each GPU; torch takes seconds to import."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return []
+    query = [smi, f"--query-gpu={fields}", f"--format={','.join(('csv', 'noheader', *formats))}"]
+    process = subprocess.run(query, capture_output=True, text=True, check=False)
+    lines = process.stdout.splitlines() if process.returncode == 0 else []
+    count = fields.count(",")
+    rows = [line.split(", ", count) for line in lines]
+    return [row for row in rows if len(row) == count + 1]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from unidiff import __version__
 
 from harness.__main__ import main
 from harness.cli import probe
-from harness.system import machine
+from tests.made_up import set_gpus
 from tests.probe.probing import SCRIPTS
 from tests.venvs import environment
 
@@ -151,13 +151,12 @@ def test_arguments_of_the_script_may_begin_with_a_dash() -> None:
     assert options.script == ["train.py", "--save", "--x"]
 
 
-def test_a_machine_with_too_few_gpus_is_named(
+def test_a_machine_without_gpus_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = machine.Gpu("0", "GPU-1", "H200")
-    monkeypatch.setattr("harness.cli.probe.gpus", lambda: (gpu,))
+    set_gpus(monkeypatch, 0)
     assert main(["probe", "--launch", "gpu", DDP, *GIVEN]) == 2
-    assert "needs 2 GPUs, one for each rank, and this machine has 1" in capsys.readouterr().err
+    assert "needs 1 GPU, and this machine has 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--rows", "--ranks", "--reference-ranks", "-k", "--steps"])

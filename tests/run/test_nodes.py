@@ -132,11 +132,11 @@ def test_the_reason_of_a_failure_is_read_from_the_log_of_srun(log: str, reason: 
 
 
 def test_gpus_are_counted_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_gpus(monkeypatch, 2)
+    set_gpus(monkeypatch, 2, free=999)
     four_ranks = catalog.scenario("tied_embedding_order")
     assert job.choose_lane(four_ranks, 4, "auto", 2) is Lane.GPU
     assert job.choose_lane(four_ranks, 4, "auto") is Lane.CPU
-    with pytest.raises(Unsupported, match="needs 4 GPUs, and this machine has 2"):
+    with pytest.raises(Unsupported, match="2 ranks on a GPU need 1000 MiB"):
         job.choose_lane(four_ranks, 4, "gpu")
 
 

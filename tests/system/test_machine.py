@@ -15,6 +15,7 @@ import pytest
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane, Outcome, Variant
+from harness.rank.gpu_places import of_rank
 from harness.run.job import choose_lane
 from harness.system import machine
 from harness.system.errors import Inconclusive, Unsupported
@@ -35,16 +36,17 @@ CPU_ONLY = replace(BF16_CLIP, lanes=(Lane.CPU,))
     ("scenario", "gpus", "choice", "lane"),
     [
         (BF16_CLIP, 2, "auto", Lane.GPU),
-        (BF16_CLIP, 1, "auto", Lane.CPU),
+        (BF16_CLIP, 1, "auto", Lane.GPU),
+        (BF16_CLIP, 0, "auto", Lane.CPU),
         (BF16_CLIP, 2, "cpu", Lane.CPU),
         (BF16_CLIP, 2, "gpu", Lane.GPU),
         (CPU_ONLY, 2, "auto", Lane.CPU),
         (GPU_ONLY, 2, "auto", Lane.GPU),
-        (WIDE, 2, "auto", Lane.CPU),  # all variants on one lane
+        (WIDE, 1, "auto", Lane.GPU),
         (WIDE, 4, "auto", Lane.GPU),
     ],
 )
-def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_are_enough(
+def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_is_one(
     monkeypatch: pytest.MonkeyPatch, scenario: object, gpus: int, choice: str, lane: Lane
 ) -> None:
     set_gpus(monkeypatch, gpus)
@@ -54,8 +56,8 @@ def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_are_enough(
 @pytest.mark.parametrize(
     ("scenario", "choice", "reason"),
     [
-        (BF16_CLIP, "gpu", "needs 2 GPUs, and this machine has 1"),
-        (GPU_ONLY, "auto", "needs 2 GPUs, and this machine has 1"),
+        (BF16_CLIP, "gpu", "needs 1 GPU, and this machine has 0"),
+        (GPU_ONLY, "auto", "needs 1 GPU, and this machine has 0"),
         (GPU_ONLY, "cpu", "does not run on the cpu lane"),
         (CPU_ONLY, "gpu", "does not run on the gpu lane"),
     ],
@@ -63,9 +65,65 @@ def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_are_enough(
 def test_an_unavailable_lane_is_unsupported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, scenario: object, choice: str, reason: str
 ) -> None:
-    set_gpus(monkeypatch, 1)
+    set_gpus(monkeypatch, 0)
     with pytest.raises(Unsupported, match=reason):
         choose_lane(scenario, 2, choice)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "free", "lane"),
+    [(1, 2000, Lane.GPU), (1, 1999, Lane.CPU), (2, 1000, Lane.GPU), (4, 0, Lane.GPU)],
+)
+def test_ranks_share_gpus_that_have_memory_for_them(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, free: int, lane: Lane
+) -> None:
+    set_gpus(monkeypatch, gpus, free)
+    assert choose_lane(WIDE, 4, "auto") is lane
+    if lane is Lane.CPU:
+        with pytest.raises(Unsupported, match=r"4 ranks on a GPU need 2000 MiB .* 1999 MiB are"):
+            choose_lane(WIDE, 4, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "places"),
+    [
+        (4, ["0"], ["0", "0", "0", "0"]),
+        (4, ["1", "3"], ["1", "1", "3", "3"]),
+        (3, ["0", "1"], ["0", "0", "1"]),
+    ],
+)
+def test_each_rank_that_shares_a_gpu_is_a_host_of_its_own(
+    ranks: int, gpus: list[str], places: list[str]
+) -> None:
+    changes = [of_rank(_variables(rank, ranks), gpus) for rank in range(ranks)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in changes] == places
+    assert len({one["NCCL_HOSTID"] for one in changes}) == ranks
+    assert {one["LOCAL_RANK"] for one in changes} == {"0"}
+    assert {one["NCCL_SOCKET_IFNAME"] for one in changes} == {"lo"}
+
+
+def test_ranks_with_a_gpu_each_stay_on_one_host() -> None:
+    assert of_rank(_variables(1, 2), ["0", "1"]) == {}
+    assert of_rank(_variables(1, 2), []) == {}
+
+
+def test_what_a_user_has_set_for_nccl_stays() -> None:
+    variables = {**_variables(1, 2), "NCCL_HOSTID": "mine", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert not of_rank(variables, ["0"]).keys() & {"NCCL_HOSTID", "NCCL_SOCKET_IFNAME"}
+
+
+def test_ranks_of_several_nodes_need_a_network() -> None:
+    variables = {**_variables(1, 2), "WORLD_SIZE": "4"}
+    assert "NCCL_SOCKET_IFNAME" not in of_rank(variables, ["0"])
+
+
+def _variables(rank: int, ranks: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
 
 
 @pytest.mark.parametrize(

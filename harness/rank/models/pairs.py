@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from harness.rank import forks
+from harness.rank import forks, gpu_places
 from harness.rank.forks import Child, Children
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
 from harness.rank.models.asking import ask_alone, unbuilt
@@ -67,7 +67,7 @@ def ask_on_ranks(name: str, subject: Subject) -> Answer:
 
 def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
     """Check a relation, as one of the ranks."""
-    answer = _joined(rank, folder) or _move(subject, rank) or ask_alone(name, subject)
+    answer = _joined(rank, folder) or _move(subject) or ask_alone(name, subject)
     if answer.status is AnswerStatus.RIGHT and on_gpus():
         _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
     forks.report(answer.to_json())
@@ -88,12 +88,15 @@ def _join(rank: int, folder: Path) -> None:
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
+    if on_gpus():
+        os.environ["LOCAL_WORLD_SIZE"] = str(RANKS)
+        gpu_places.take_place()
     store = FileStore(str(folder / "store"), RANKS)
     backend = "nccl" if on_gpus() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
 
 
-def _move(subject: Subject, rank: int) -> Answer | None:
+def _move(subject: Subject) -> Answer | None:
     """Move the subject to the rank's GPU, if any; returns an answer only if that fails."""
     if not on_gpus():
         return None
@@ -103,10 +106,11 @@ def _move(subject: Subject, rank: int) -> Answer | None:
         # A fork has no pool of threads until this makes one. Otherwise the threads of autograd, one
         # for each GPU, do so at the same time, and torch ends the process.
         torch.set_num_threads(1)
-        torch.cuda.set_device(rank)
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
         torch.use_deterministic_algorithms(True, warn_only=True)  # sums would differ by rounding
         torch.backends.cudnn.allow_tf32 = False
-        subject.move(f"cuda:{rank}")
+        subject.move(f"cuda:{local}")
     except Exception as error:
         return no_answer(error)
     return None

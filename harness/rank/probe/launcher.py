@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from harness.rank import supervisor
+from harness.rank import gpu_places, supervisor
 from harness.rank.forks import Child, Children
 from harness.rank.probe import own_files
 from harness.rank.probe.exchange import Assignment
@@ -70,6 +70,7 @@ def _run_rank(folder: Path, logs: Path, rank: int, world: int, port: int) -> Non
         "TORCHELASTIC_RUN_ID": "probe",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
+    gpu_places.take_place()
     sys.argv = [str(RANK), str(folder)]
     try:
         runpy.run_path(str(RANK), run_name="__main__")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.run.server_pool import Pool
-from harness.system.machine import cache_folder, leased, own_folder
+from harness.system.machine import cache_folder, gpus_of, leased, own_folder
 from harness.training.probe import loops
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import Settings
@@ -107,10 +107,11 @@ class Prober:
 
 @contextmanager
 def leased_gpus(count: int) -> Iterator[tuple[str, ...]]:
-    """The numbers of GPUs that no other run of this harness uses; none if ``count`` is 0."""
+    """The numbers of GPUs that no other run of this harness uses, for so many ranks; none if
+    ``count`` is 0."""
     if not count:
         yield ()
         return
     folder = own_folder(cache_folder(), "gpus")
-    with leased(count, folder, lambda: time.sleep(1)) as gpus:
+    with leased(gpus_of(count), folder, lambda: time.sleep(1)) as gpus:
         yield tuple(gpu.number for gpu in gpus)
