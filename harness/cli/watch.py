@@ -1,10 +1,7 @@
-r"""run every night: test new upstream releases, and run our own scenarios
+"""run every night: test new upstream releases, and run our own scenarios
 
     python -m harness watch
     python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
-    python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.jsonl
-    python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
-        --history then.jsonl
     python -m harness watch --source accelerate=../accelerate@main
     python -m harness watch --models --json models.json
 
@@ -18,24 +15,20 @@ exit code is 1 if something got worse.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import date, timedelta
 from pathlib import Path
 
 from harness.bugs import catalog
 from harness.cli import Arguments, models, refuse_unread
 from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting, whole_number
 from harness.publish import nightly_json, report
-from harness.publish.history import History, writing
-from harness.publish.history_rows import NightlyKind
+from harness.publish.history import writing
 from harness.publish.steps import NightlyState, Summary, read_index, today, watch
 from harness.releases import sources
 from harness.releases.sources import Source
 from harness.run import command_line
 from harness.run.run_config import ALL, RunConfig
-from harness.system.days import past_day
-from harness.system.errors import ExitCode, UserError, unknown
+from harness.system.errors import UserError, unknown
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
@@ -67,9 +60,6 @@ def main(arguments: list[str]) -> int:
         default=Path("history.jsonl"),
         metavar="FILE",
         help="the file with all nightlies (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
     )
     parser.add_argument("--summary", type=output_file, metavar="FILE", help="write Markdown")
     parser.add_argument("--junitxml", type=output_file, metavar="FILE", help="write JUnit's XML")
@@ -104,39 +94,28 @@ def main(arguments: list[str]) -> int:
         report.junit: options.junitxml,
         nightly_json.as_json: options.json,
     }
-    days = days_of(options.as_of) if options.as_of is not None else []
     configs = configs_of(options.overrides)
     refuse_without_torch("watch")
-    if days and options.source:
-        raise UserError("--source tests today's code: leave --as-of out")
     checkouts = [_source(word) for word in options.source]
-    summaries = _watch(options.history, days, configs, options.confirm, checkouts)
-    report.write(summaries, files)
-    return ExitCode.worst(summary.exit_code for summary in summaries)
+    summary = _watch(options.history, configs, options.confirm, checkouts)
+    report.write(summary, files)
+    return summary.exit_code
 
 
 def _watch(
-    file: Path,
-    days: Sequence[str],
-    configs: Sequence[RunConfig],
-    most: int,
-    checkouts: Sequence[Source] = (),
-) -> list[Summary]:
-    """Run today's nightly, or replay days, and report each."""
-    console, kind = terminal(), NightlyKind.REPLAY if days else NightlyKind.NIGHTLY
+    file: Path, configs: Sequence[RunConfig], most: int, checkouts: Sequence[Source]
+) -> Summary:
+    """Run today's nightly, and report it."""
+    console, day = terminal(), today()
     with writing(file) as history:
-        days = _days_left(history, days) if days else [today()]
         index = read_index(configs, console)
         names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
-        summaries = []
-        for day in days:
-            console.print(f"{kind.word} of {day}: {names}", style="bold")
-            for source in checkouts:
-                console.print(str(source))
-            nightly = NightlyState(history, kind, day, configs, index, console, most, checkouts)
-            summaries.append(watch(nightly))
-            report.show(console, summaries[-1])
-    return summaries
+        console.print(f"nightly of {day}: {names}", style="bold")
+        for source in checkouts:
+            console.print(str(source))
+        summary = watch(NightlyState(history, day, configs, index, console, most, checkouts))
+        report.show(console, summary)
+    return summary
 
 
 def _source(word: str) -> Source:
@@ -147,38 +126,6 @@ def _source(word: str) -> Source:
     if not sources.is_one(value):
         raise UserError(f"--source {word}: name a checkout, such as {name}=../{name}@main")
     return sources.of(name, sources.pinned(name, value, cache_folder()), cache_folder())
-
-
-def _days_left(history: History, days: Sequence[str]) -> Sequence[str]:
-    """The days that were not replayed yet: a command that was killed continues."""
-    replayed_days = {n.day for n in history.nightlies() if n.kind is NightlyKind.REPLAY and n.ended}
-    return [day for day in days if day not in replayed_days] or days[-1:]
-
-
-def days_of(expression: str) -> list[str]:
-    """The days (ISO) of ``--as-of``: one day, or ``FROM:TO:N``, every N days.
-
-    Raises UserError for a text that is not a day, for a day in the future, and for no day at all.
-    """
-    start, *words = expression.split(":")
-    if not words:
-        return [day_of(start).isoformat()]
-    if len(words) != 2 or not re.fullmatch(r"[1-9]\d{0,4}", words[1]):
-        raise UserError(
-            f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
-        )
-    begin, end, step = day_of(start), day_of(words[0]), timedelta(days=int(words[1]))
-    if end < begin:
-        raise UserError(f"--as-of {expression}: {end} is before {begin}")
-    return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
-
-
-def day_of(word: str) -> date:
-    """The day of ``--as-of``; raises UserError for another text and for a day in the future."""
-    try:
-        return past_day(word, today())
-    except ValueError as error:
-        raise UserError(f"--as-of {error}") from None
 
 
 def configs_of(words: Sequence[str]) -> list[RunConfig]:

@@ -79,7 +79,6 @@ def _refuse(*words: object, **_: object) -> None:
         ("watch --models scenario=bf16_clip", "scenario=bf16_clip has no effect with --models"),
         ("watch --models --summary s.md", "--summary has no effect with --models: leave it out"),
         ("watch --confirm -1", "-1: write a whole number from 0"),
-        ("watch --as-of 2024-01-01:2024-02-01:99999999999", "write a day"),
         ("confirm --count 0", "0: write a whole number from 1"),
         ("confirm --count 1e3", "1e3: write a whole number"),
         (f"confirm --count {'9' * 5000}", "write a whole number from 1"),
