@@ -78,8 +78,8 @@ DOCUMENTS: Mapping[str, Callable[[], str]] = {
         _document, "confirm --reports --json", Sequence[ReproductionJson], version=1
     ),
     "grade": partial(_document, "grade --json", VerdictJson, version=1),
-    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson, version=1),
-    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson, version=1),
+    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson, version=2),
+    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson, version=2),
     "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson], version=1),
     "matrix": partial(_document, "matrix --json", Sequence[CellJson], version=1),
     "models": partial(_document, "models --json", Table),
