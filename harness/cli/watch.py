@@ -34,17 +34,7 @@ from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
 from harness.system.text import count
 
-KEYS = (
-    "scenario",
-    "lane",
-    "launch",
-    "launch.timeout",
-    "launch.threads",
-    "launch.warm",
-    "runs",
-    "jobs",
-    "on",
-)
+KEYS = ("scenario", "lane", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs", "on")
 """The possible overrides. With others, nightlies could not be compared."""
 
 CONFIRMED = 5
