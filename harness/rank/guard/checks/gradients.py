@@ -73,7 +73,7 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
     memory.factor, losses = 1.0, cache(partial(loss_count, views))
-    if len(views) >= together.LEAST and not any(view.post.without_gradient for view in views):
+    if not any(view.post.without_gradient for view in views):
         right_ones = together.right_gradients(views, NEAR)
         if right_ones is not None:
             _note_compared(right_ones, views, memory)
