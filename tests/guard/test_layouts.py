@@ -73,10 +73,10 @@ def test_local_sgd_is_not_seen(under_guard: Trainer, training: str) -> None:
 WRONG = [
     (Fault("fsdp2 columns never_reduced", "gradients", "none", [0, 1], OUT), 2),
     (Fault("fsdp2 summed", "gradients", "longer", [0, 1]), 2),
-    (Fault("fsdp2 columns one_too_long", *GRADIENTS, [0, 1], "words.weight", 2), 2),
+    (Fault("fsdp2 columns accumulate_reduced last_only", *GRADIENTS, [0, 1], OUT, 4), 2),
     (Fault("hsdp columns flipped", *COPIES, [1], OUT, FAULT_STEP), 2),
     (Fault("tensor_parallel sequence_parallel norms_alone", *GRADIENTS, [0, 1], also=(COPIES,)), 2),
-    (Fault("fsdp1 one_too_long", *GRADIENTS, [0], "words.weight"), 2),
+    (Fault("fsdp1 never_cleared", "gradients", "stale", [0, 1], "", 2), 2),
     (Fault("fsdp1 no_shard flipped", *COPIES, [1], OUT, FAULT_STEP), 2),
     (Fault("fsdp1 hybrid_shard flipped", *COPIES, [3], OUT, FAULT_STEP), 4),
     # FSDP1 shards nothing among one rank, and forgets its copies (torch 2.15 still does).

@@ -201,7 +201,7 @@ class Loop:
         parameter = self.parameters[0]
         if self.has("always_overflows") and parameter.grad is not None:
             parameter.grad.fill_(torch.inf)
-        if self.has("one_too_long") and parameter.grad is not None:
+        if self.has("one_longer") and parameter.grad is not None:
             parameter.grad.mul_(1.5)
         if step != FAULT_STEP or dist.get_rank() != 1:
             return

@@ -197,17 +197,9 @@ def _is_of_one_rank(pairs: Sequence[Pair], near: float) -> bool:
 
 def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
     """Whether a loop may have changed the gradients on purpose after it had their mean: by noise,
-    decay or clipping. All ranks use the same then. It is no such change if a gradient gets longer
-    and keeps its direction, or if that of some ranks has no part in it."""
+    decay, clipping, or a rate for each layer. All ranks use the same then. It is no such change if
+    that of some ranks has no part in it."""
     if not all(pair.common for pair in pairs):
-        return False
-    pairs_apart = [pair for pair in pairs if pair.relative_error(1.0) > near]
-    if all(
-        len(pair.used) >= LEAST_VALUES
-        and pair.ratio > 1 + near
-        and pair.relative_error(pair.ratio) <= near
-        for pair in pairs_apart
-    ):
         return False
     weights = _weights_of_ranks(pairs, near)
     if weights is None:
@@ -216,10 +208,6 @@ def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
         )
         return True
     return min(weights) > near
-
-
-LEAST_VALUES = 4
-"""Of a gradient: fewer have the direction of any other."""
 
 
 def _weights_of_ranks(pairs: Sequence[Pair], near: float) -> list[float] | None:
