@@ -85,10 +85,11 @@ class Modules:
         self.roots = roots = [module for module in modules if id(module) not in inner]
         self.names: dict[int, str] = {}
         self.parameters: dict[int, Any] = {}
-        for root in roots:
-            for name, parameter in root.named_parameters():
-                self.names.setdefault(id(parameter), plain(name))
-                self.parameters.setdefault(id(parameter), parameter)
+        for root in sorted(roots, key=_is_no_wrapper):
+            for model in (*_models_with_average(root), root):
+                for name, parameter in model.named_parameters():
+                    self.names.setdefault(id(parameter), plain(name))
+                    self.parameters.setdefault(id(parameter), parameter)
         self._wrappers = [one for one in modules if not vars(one).keys().isdisjoint(REDUCES)]
         self.ranks: dict[int, list[int]] = {}
         self.ignored: set[int] = set()
@@ -180,6 +181,26 @@ def _children(module: Any) -> list[Any]:
     return [child for child in module.__dict__.get("_modules", {}).values() if child is not None]
 
 
+def _is_no_wrapper(module: Any) -> bool:
+    return not isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+def _models_with_average(root: Any) -> list[Any]:
+    """The models that a module has beside a copy of them that does not train: an average, which
+    perhaps rank 0 alone has. They have the names that they have on other ranks."""
+    forms: dict[Any, list[tuple[Any, bool]]] = {}
+    for child in _children(root):
+        weights = list(child.named_parameters())
+        form = tuple((name, one.shape) for name, one in weights)
+        forms.setdefault(form, []).append((child, any(one.requires_grad for _, one in weights)))
+    return [
+        child
+        for form, twins in forms.items()
+        for child, trains in twins
+        if form and trains and not all(trains for _, trains in twins)
+    ]
+
+
 def plain(name: str) -> str:
     """The name of a parameter without what wrappers put into it."""
     for part in WRAPPERS:
@@ -198,6 +219,7 @@ def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> l
         parameter
         for key, parameter in modules.parameters.items()
         if key not in ids and key not in parameter_ids and parameter.requires_grad
+        if not parameter.is_meta  # a model without values, of which somebody counts the parameters
     ]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     every = [_watched(one, modules, numbers.get(id(one))) for one in [*parameters, *others]]

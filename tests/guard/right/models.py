@@ -20,6 +20,7 @@ from .common import (
     batches,
     classes_loss,
     loop,
+    mean_over_ranks,
     parallel,
     weights_of,
 )
@@ -352,3 +353,37 @@ def two_models() -> Steps:
             loss.backward()
             optimizer.step()
         yield models[0], losses[0]
+
+
+class Averaged(nn.Module):
+    """Has a model and its average, as ema_pytorch does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.online, self.average = model, copy.deepcopy(model).requires_grad_(False)
+
+
+def _with_average_on_rank_0(wrap: Any) -> Steps:
+    model = Net()
+    run = wrap(model)
+    averaged = Averaged(model) if dist.get_rank() == 0 else None
+    optimizer = torch.optim.AdamW(run.parameters(), 1e-3)
+    ideal = Net().to("meta")  # of which the loop counts the parameters
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = classes_loss(run, batch)
+        loss.backward()
+        if wrap is not parallel:
+            mean_over_ranks(model.parameters())
+        optimizer.step()
+        yield (averaged or ideal) and run, loss
+
+
+@loop
+def average_on_rank_0() -> Steps:
+    return _with_average_on_rank_0(parallel)
+
+
+@loop
+def average_on_rank_0_without_a_wrapper() -> Steps:
+    return _with_average_on_rank_0(lambda model: model)

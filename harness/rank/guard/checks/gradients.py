@@ -85,7 +85,8 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             "of these weights since the first step: nobody has sent those of one rank to the others"
         )
         yield Alarm("replicas", "beginning", text, [view.rank for view in views], 0.0, unlike)
-    for view, pairs in _pairs(views, memory, unlike):
+        return
+    for view, pairs in _pairs(views, memory):
         alarm = _judged_gradient(view, pairs, memory)
         is_sum = alarm is not None and alarm.kind == "longer"
         if alarm is None or (is_sum and _may_be_right(alarm.size, losses, memory, len(views))):
@@ -262,10 +263,8 @@ def _averaged_of_unlike_weights(views: Sequence[View]) -> list[str]:
     return names
 
 
-def _pairs(
-    views: Sequence[View], memory: Memory, left_out: Collection[str]
-) -> Iterator[tuple[View, list[Pair]]]:
-    """For each rank, the gradients that can be compared, but for those of some parameters.
+def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[Pair]]]:
+    """For each rank, the gradients that can be compared.
 
     If ranks have other gradients, and copies of the weight are equal after the step, bit by bit,
     then the step has moved nothing, or it reduces gradients itself: what they were before says
@@ -276,8 +275,6 @@ def _pairs(
     for view in views:
         for number in view.numbers:
             described = view.described[number]
-            if described.name in left_out:
-                continue
             if described.optimized or described.begin or described.end < described.numel:
                 key = described.name, group_of(view, described)
                 groups.setdefault(key, []).append((view, number))
