@@ -19,7 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
-transforms = ("none", "map", "filter", "skip", "concatenate")
+transforms = ("none", "map", "skip", "concatenate")
 parser.add_argument("--transform", choices=transforms, default="map")
 parser.add_argument("--shards", type=int, default=4)
 parser.add_argument("--by-skip", action="store_true")
@@ -37,8 +37,6 @@ rows = Dataset.from_dict({"x": numbers, "y": [n % 8 for n in range(240)]})
 stream = rows.to_iterable_dataset(num_shards=options.shards)
 if options.transform == "map":
     stream = stream.map(lambda row: {"x": [2 * value for value in row["x"]]})
-elif options.transform == "filter":
-    stream = stream.filter(lambda row: row["y"] < 8)
 stream = split_dataset_by_node(stream, rank, world)
 if options.transform == "skip":
     stream = stream.skip(12 // world)

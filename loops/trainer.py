@@ -9,12 +9,8 @@ from dataclasses import dataclass, fields
 
 import torch
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
-    BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     HfArgumentParser,
@@ -22,8 +18,6 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -90,31 +84,14 @@ elif kind == "gpt2":
     sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
     drops = {"resid_pdrop": drop, "embd_pdrop": drop, "attn_pdrop": drop}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **drops))
-elif kind == "t5":
-    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=VOCABULARY, **sizes, dropout_rate=drop, decoder_start_token_id=0)
-    )
-elif kind == "bart":
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": drop}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    widths = {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 16}
-    model = BartForConditionalGeneration(
-        BartConfig(vocab_size=VOCABULARY, **sizes, **heads, **widths, num_labels=LABELS)
-    )
-else:
+elif kind == "bert-sequence":
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     drops = {"hidden_dropout_prob": drop, "attention_probs_dropout_prob": drop}
     config = BertConfig(
         vocab_size=VOCABULARY, **sizes, **drops, num_attention_heads=2, max_position_embeddings=16
     )
     config.num_labels = LABELS
-    bert = {
-        "bert-sequence": BertForSequenceClassification,
-        "bert-token": BertForTokenClassification,
-        "bert-masked": BertForMaskedLM,
-    }
-    model = bert[kind](config)
+    model = BertForSequenceClassification(config)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -140,8 +117,6 @@ class Rows(torch.utils.data.Dataset):
         ids = self.ids[index].where(keep, torch.zeros(()).long())
         if kind == "bert-sequence":
             labels = ids.sum() % LABELS
-        elif kind == "bert-token":
-            labels = (ids % LABELS).where(keep, torch.tensor(-100))
         else:
             labels = ids.where(keep, torch.tensor(-100))
         return {"input_ids": ids, "attention_mask": keep.long(), "labels": labels}

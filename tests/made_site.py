@@ -41,8 +41,7 @@ def a_cell(scenario: str, version: str, status: Status, reason: str = "because")
 
 
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
-    """Write recorded results, a replay, a nightly, and a killed nightly with ``runs``, by
-    scenario."""
+    """Write recorded results, two nightlies, and a killed nightly with ``runs``, by scenario."""
 
     def result(night: Nightly, *cell: Any) -> ReleaseResult:
         return ReleaseResult(night.id, "transformers", cell[1], a_cell(*cell))
@@ -54,12 +53,12 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
             history.add_results([result(recorded, "rope_zero_init", version, status)])
         history.add_results([result(recorded, "trainer_gas_twice", "5.23.0", NO)])
         history.finish(recorded, "2026-11-20T00:00:01")
-        replay = history.start(NightlyKind.REPLAY, "2026-02-17", "2026-11-20T01:00:00", {})
-        crash = result(replay, "trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
+        earlier = history.start(NightlyKind.NIGHTLY, "2026-02-17", "2026-11-20T01:00:00", {})
+        crash = result(earlier, "trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
         history.add_results([crash])
         about = ("rope_zero_init", "transformers", "5.15.1", str(NO), str(YES))
-        history.set_changes(replay, [Change("now affected", *about, f"affected again {EVIL}")])
-        history.finish(replay, "2026-11-20T02:00:00")
+        history.set_changes(earlier, [Change("now affected", *about, f"affected again {EVIL}")])
+        history.finish(earlier, "2026-11-20T02:00:00")
         night = history.start(NightlyKind.NIGHTLY, "2026-11-20", "2026-11-20T03:00:00", {})
         for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
             history.add_verdict(night, RunResult(name, verdict, (), ()), 8.0, None)

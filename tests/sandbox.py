@@ -116,8 +116,9 @@ class Ended:
 
     @property
     def complaint(self) -> str:
-        """The message on stderr, which must be one line of the harness."""
-        lines = self.err.splitlines()
+        """The message on stderr, which must be one line of the harness. On a busy machine another
+        one before it may say what the command waits for."""
+        lines = [line for line in self.err.splitlines() if "harness: waiting for " not in line]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("harness: ")
         return lines[0].removeprefix("harness: ")

@@ -19,7 +19,6 @@ from harness.python.results import CheckResult, ProbeResult
 from harness.run.score.scores import Score
 from harness.training.guard.report_json import GuardAlarmJson, GuardSummaryJson
 from harness.training.models.table import Table
-from harness.training.probe.hunt import HuntJson
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
@@ -79,9 +78,8 @@ DOCUMENTS: Mapping[str, Callable[[], str]] = {
         _document, "confirm --reports --json", Sequence[ReproductionJson], version=1
     ),
     "grade": partial(_document, "grade --json", VerdictJson, version=1),
-    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson, version=1),
-    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson, version=1),
-    "hunt": partial(_document, "watch --hunt --json", HuntJson, version=1),
+    "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson, version=2),
+    "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson, version=2),
     "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson], version=1),
     "matrix": partial(_document, "matrix --json", Sequence[CellJson], version=1),
     "models": partial(_document, "models --json", Table),

@@ -104,7 +104,6 @@ def _parser() -> argparse.ArgumentParser:
         help="exit code 1 after an alarm or a known bug, and 3 if no training was seen",
     )
     add("--out", metavar="FOLDER", type=_folder, help="for the report")
-    add("--keep-posts", action="store_true", help="keep what ranks sent, in the folder of --out")
     add("--quiet", action="store_true", help="print no progress and no summary")
     add("--check-only", action="store_true", help="end the training after one step")
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what starts the training")
@@ -156,8 +155,6 @@ def _refuse(words: list[str]) -> None:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    if options.keep_posts and not options.out:
-        raise UserError("--keep-posts needs --out FOLDER")
     if options.out:
         refuse_unless_creatable(Path(options.out) / ".guard")
     # Ranks that stop alone would make the others wait: the command ends all of them, see child.
@@ -170,7 +167,6 @@ def _settings(options: argparse.Namespace) -> Settings:
         out=options.out or "",
         quiet=options.quiet,
         check_only=options.check_only,
-        keep_posts=options.keep_posts,
     )
 
 

@@ -4,7 +4,6 @@
     python -m harness score my_detector.py:Detector scenario=torch seed=0,1,2
     python -m harness score samples usual/nan --json scores.json
     python -m harness score guard lane=cpu
-    python -m harness score --cost samples usual/nan
     python -m harness score --list
 
 A detector is a class with attach(model, optimizer, loader, group=...), step(number) and, if it
@@ -41,7 +40,6 @@ from harness.cli import Arguments, refuse_unread
 from harness.cli._values import output_file, refuse_overwriting
 from harness.run import command_line
 from harness.run.run_config import DetectorConfig
-from harness.run.score import cost
 from harness.run.score.scores import Detection, Score, without_others
 from harness.run.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError, unknown
@@ -61,8 +59,6 @@ def main(arguments: list[str]) -> int:
     if options.list:
         unread = [word for word in options.words if not word.startswith("scenario=")]
         refuse_unread(parser, options, ("list",), "with --list", unread)
-    if options.cost:
-        refuse_unread(parser, options, ("cost",), "with --cost", overrides)
     names, seeds, others = _chosen(overrides)
     if options.list:
         _print_scenarios(names)
@@ -74,11 +70,6 @@ def main(arguments: list[str]) -> int:
     detectors = [detector_named(word) for word in dict.fromkeys(words)]
     if sum(detector.module == GUARD for detector in detectors) > 1:
         raise UserError("score guard and guard/budget one at a time: a process has one guard")
-    if options.cost and any(detector.module == GUARD for detector in detectors):
-        raise UserError("guard says what it has cost at the end of each training: leave it out")
-    if options.cost:
-        _print_costs(detectors)
-        return ExitCode.AS_EXPECTED
     with _runs(others) as runs:
         words = ["variant=all", *others, *runs]
         configs = [command_line.compose([f"scenario={name}", *words]) for name in names]
@@ -106,12 +97,8 @@ def exit_code(scores: Sequence[Score]) -> int:
 def _parser() -> Arguments:
     parser = Arguments(__name__)
     parser.add_argument("words", nargs="*", metavar="DETECTOR|KEY=VALUE")
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
+    parser.add_argument(
         "--list", action="store_true", help="the scenarios, and what there is to see"
-    )
-    kinds.add_argument(
-        "--cost", action="store_true", help="measure the time of a step instead, on 34 M parameters"
     )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")
     return parser
@@ -211,13 +198,6 @@ def _print_harms(detectors: Sequence[DetectorConfig], scores: Sequence[Score]) -
             cells.append(f"{of.count(Detection.DETECTED)} of {watched_count}")
         rows.append([detector.name, *cells])
     terminal().print(table("Detected, by what the bug does", ["detector", *harms], rows))
-
-
-def _print_costs(detectors: Sequence[DetectorConfig]) -> None:
-    step, costs = cost.measured(detectors)
-    rows = [[one.detector, f"{one.milliseconds:.2f}", f"{one.share:.2%}"] for one in costs]
-    title = f"a step takes {step:.0f} ms"
-    terminal().print(table(title, ["detector", "ms a step", "of a step"], rows))
 
 
 def _print_scenarios(names: Iterable[str]) -> None:

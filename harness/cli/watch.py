@@ -1,19 +1,13 @@
-r"""run every night: test new upstream releases, and run our own scenarios
+"""run every night: test new upstream releases, and run our own scenarios
 
     python -m harness watch
     python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
-    python -m harness watch --as-of 2024-03-04 scenario=rope_zero_init --history then.jsonl
-    python -m harness watch --as-of 2024-02-05:2024-03-18:7 scenario=rope_zero_init \
-        --history then.jsonl
     python -m harness watch --source accelerate=../accelerate@main
-    python -m harness watch --hunt --summary hunt.md
-    python -m harness watch --hunt --as-of 2025-11-22 stack=Trainer,DeepSpeed
     python -m harness watch --models --json models.json
 
---source also tests a checkout, so a regression is reported before it is released. --hunt probes
-right training loops of our own on the newest releases instead, and reports which relation breaks,
-and since which release. --models asks all models of today's newest transformers, accelerate,
-deepspeed and peft instead, and reports which feature became wrong: see the command models.
+--source also tests a checkout, so a regression is reported before it is released. --models asks all
+models of today's newest transformers, accelerate, deepspeed and peft instead, and reports which
+feature became wrong: see the command models.
 
 Overrides are as for run: scenario=A,B (default: all), lane=cpu, runs=DIR, jobs=N, on=slurm. The
 exit code is 1 if something got worse.
@@ -21,58 +15,27 @@ exit code is 1 if something got worse.
 
 from __future__ import annotations
 
-import argparse
-import re
-import time
 from collections.abc import Sequence
-from datetime import date, timedelta
 from pathlib import Path
 
 from harness.bugs import catalog
 from harness.cli import Arguments, models, refuse_unread
-from harness.cli._values import (
-    file_in_a_folder,
-    output_file,
-    refuse_overwriting,
-    seconds,
-    whole_number,
-)
+from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting, whole_number
 from harness.publish import nightly_json, report
-from harness.publish.history import History, writing
-from harness.publish.history_rows import NightlyKind
+from harness.publish.history import writing
 from harness.publish.steps import NightlyState, Summary, read_index, today, watch
 from harness.releases import sources
 from harness.releases.sources import Source
 from harness.run import command_line
 from harness.run.run_config import ALL, RunConfig
-from harness.run.server_pool import Pool
-from harness.system.days import past_day
-from harness.system.errors import ExitCode, UserError, unknown
-from harness.system.files import write_whole
+from harness.system.errors import UserError, unknown
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
-from harness.system.terminal import Progress, terminal
+from harness.system.terminal import terminal
 from harness.system.text import count
-from harness.training.probe import hunt
-from harness.training.probe.hunt import Hunter
-from harness.training.probe.stacks import STACKS, HuntedStack
 
-KEYS = (
-    "scenario",
-    "lane",
-    "launch",
-    "launch.timeout",
-    "launch.threads",
-    "launch.warm",
-    "runs",
-    "jobs",
-    "on",
-)
+KEYS = ("scenario", "lane", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs", "on")
 """The possible overrides. With others, nightlies could not be compared."""
-
-OF_A_HUNT = ("hunt", "as_of", "summary", "json", "budget")
-OF_A_NIGHTLY = ("history", "as_of", "summary", "junitxml", "json", "confirm", "source")
-"""The options that each reads; both have overrides."""
 
 CONFIRMED = 5
 """How many recorded results a nightly runs again."""
@@ -87,9 +50,6 @@ def main(arguments: list[str]) -> int:
         default=Path("history.jsonl"),
         metavar="FILE",
         help="the file with all nightlies (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--as-of", metavar="DAY", help="replay a day, or FROM:TO:N for every N days"
     )
     parser.add_argument("--summary", type=output_file, metavar="FILE", help="write Markdown")
     parser.add_argument("--junitxml", type=output_file, metavar="FILE", help="write JUnit's XML")
@@ -108,24 +68,13 @@ def main(arguments: list[str]) -> int:
         metavar="NAME=FOLDER@REF",
         help="also test this checkout of a package; repeatable",
     )
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--hunt", action="store_true", help="probe loops on the newest releases")
-    kinds.add_argument(
+    parser.add_argument(
         "--models", action="store_true", help="ask the models of the newest releases"
     )
-    parser.add_argument(
-        "--budget", type=seconds, default=float("inf"), help="seconds of a hunt (default: no limit)"
-    )
     options = parser.parse_intermixed_args(arguments)
-    if options.hunt:
-        refuse_unread(parser, options, OF_A_HUNT, "with --hunt")
-    elif options.models:
+    if options.models:
         refuse_unread(parser, options, ("models", "json"), "with --models", options.overrides)
-    else:
-        refuse_unread(parser, options, OF_A_NIGHTLY, "without --hunt")
     refuse_overwriting((options.summary, options.junitxml, options.json, options.history))
-    if options.hunt:
-        return _hunt(options)
     if options.models:
         return models.main(
             ["--newest", "--changes", *(["--json", str(f)] if (f := options.json) else [])]
@@ -135,39 +84,28 @@ def main(arguments: list[str]) -> int:
         report.junit: options.junitxml,
         nightly_json.as_json: options.json,
     }
-    days = days_of(options.as_of) if options.as_of is not None else []
     configs = configs_of(options.overrides)
     refuse_without_torch("watch")
-    if days and options.source:
-        raise UserError("--source tests today's code: leave --as-of out")
     checkouts = [_source(word) for word in options.source]
-    summaries = _watch(options.history, days, configs, options.confirm, checkouts)
-    report.write(summaries, files)
-    return ExitCode.worst(summary.exit_code for summary in summaries)
+    summary = _watch(options.history, configs, options.confirm, checkouts)
+    report.write(summary, files)
+    return summary.exit_code
 
 
 def _watch(
-    file: Path,
-    days: Sequence[str],
-    configs: Sequence[RunConfig],
-    most: int,
-    checkouts: Sequence[Source] = (),
-) -> list[Summary]:
-    """Run today's nightly, or replay days, and report each."""
-    console, kind = terminal(), NightlyKind.REPLAY if days else NightlyKind.NIGHTLY
+    file: Path, configs: Sequence[RunConfig], most: int, checkouts: Sequence[Source]
+) -> Summary:
+    """Run today's nightly, and report it."""
+    console, day = terminal(), today()
     with writing(file) as history:
-        days = _days_left(history, days) if days else [today()]
         index = read_index(configs, console)
         names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
-        summaries = []
-        for day in days:
-            console.print(f"{kind.word} of {day}: {names}", style="bold")
-            for source in checkouts:
-                console.print(str(source))
-            nightly = NightlyState(history, kind, day, configs, index, console, most, checkouts)
-            summaries.append(watch(nightly))
-            report.show(console, summaries[-1])
-    return summaries
+        console.print(f"nightly of {day}: {names}", style="bold")
+        for source in checkouts:
+            console.print(str(source))
+        summary = watch(NightlyState(history, day, configs, index, console, most, checkouts))
+        report.show(console, summary)
+    return summary
 
 
 def _source(word: str) -> Source:
@@ -178,71 +116,6 @@ def _source(word: str) -> Source:
     if not sources.is_one(value):
         raise UserError(f"--source {word}: name a checkout, such as {name}=../{name}@main")
     return sources.of(name, sources.pinned(name, value, cache_folder()), cache_folder())
-
-
-def _hunt(options: argparse.Namespace) -> int:
-    """Probe our loops on the newest releases of a day; return the exit code."""
-    day, *others = days_of(options.as_of) if options.as_of is not None else [today()]
-    if others:
-        raise UserError(f"--hunt takes one day: --as-of {day}")
-    stacks = _stacks(options.overrides)
-    refuse_without_torch("watch --hunt")
-    console, hunts = terminal(), []
-    with Pool() as pool, Progress(console) as progress:
-        hunter = Hunter(pool, progress.say, time.monotonic() + options.budget)
-        for stack in stacks:
-            hunts.append(hunter.hunt(stack, day))
-            for line in hunt.text(hunts[-1]):
-                console.print(line, highlight=False)
-    if options.summary:
-        write_whole(options.summary, hunt.markdown_page(day, hunts))
-    if options.json:
-        write_whole(options.json, hunt.as_json(day, hunts))
-    return hunt.exit_code(hunts)
-
-
-def _stacks(words: Sequence[str]) -> list[HuntedStack]:
-    """The stacks of ``stack=A,B``, or all of them."""
-    names = [name for word in words for name in word.partition("=")[2].split(",")]
-    if any(word.partition("=")[0] != "stack" for word in words):
-        raise UserError("a hunt has one override, stack=NAME,...")
-    by_name = {stack.name: stack for stack in STACKS}
-    for name in names:
-        if name not in by_name:
-            raise UserError(unknown("stack", name, by_name))
-    return [by_name[name] for name in names] or list(STACKS)
-
-
-def _days_left(history: History, days: Sequence[str]) -> Sequence[str]:
-    """The days that were not replayed yet: a command that was killed continues."""
-    replayed_days = {n.day for n in history.nightlies() if n.kind is NightlyKind.REPLAY and n.ended}
-    return [day for day in days if day not in replayed_days] or days[-1:]
-
-
-def days_of(expression: str) -> list[str]:
-    """The days (ISO) of ``--as-of``: one day, or ``FROM:TO:N``, every N days.
-
-    Raises UserError for a text that is not a day, for a day in the future, and for no day at all.
-    """
-    start, *words = expression.split(":")
-    if not words:
-        return [day_of(start).isoformat()]
-    if len(words) != 2 or not re.fullmatch(r"[1-9]\d{0,4}", words[1]):
-        raise UserError(
-            f"--as-of {expression}: write a day, 2024-03-04, or 2024-02-12:2024-03-18:7"
-        )
-    begin, end, step = day_of(start), day_of(words[0]), timedelta(days=int(words[1]))
-    if end < begin:
-        raise UserError(f"--as-of {expression}: {end} is before {begin}")
-    return [(begin + n * step).isoformat() for n in range((end - begin) // step + 1)]
-
-
-def day_of(word: str) -> date:
-    """The day of ``--as-of``; raises UserError for another text and for a day in the future."""
-    try:
-        return past_day(word, today())
-    except ValueError as error:
-        raise UserError(f"--as-of {error}") from None
 
 
 def configs_of(words: Sequence[str]) -> list[RunConfig]:

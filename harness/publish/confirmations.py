@@ -128,11 +128,12 @@ def found_at(commit: str, cell: Result) -> Result:
         _unpack(commit, Path(folder))
         scenario_pins = catalog.scenario(cell.scenario).pins
         words = [f"pins.{name}={v}" for name, v in cell.pins.items() if name in scenario_pins]
+        # An older commit does not know the name lane=.
+        name = "lane" if Path(folder, "configs", "lane").is_dir() else "launch"
         process = subprocess.run(
             [
                 *(sys.executable, "-m", "harness", "matrix", f"scenario={cell.scenario}", *words),
-                # An older commit does not know the name lane=.
-                *(f"launch={cell.lane}", "--again", "--json", "cells.json"),
+                *(f"{name}={cell.lane}", "--again", "--json", "cells.json"),
             ],
             cwd=folder,
             capture_output=True,

@@ -54,24 +54,20 @@ class History:
     def start(self, kind: NightlyKind, day: str, started: str, facts: Mapping[str, Any]) -> Nightly:
         """A nightly to write to: the unfinished one of this kind, or a new one.
 
-        The days of a history only increase. Raises UserError for a replay of an earlier day, and
-        Inconclusive for a nightly of an earlier day.
+        The days of a history only increase: raises Inconclusive for an earlier day.
         """
         nightlies = self.nightlies()
         previous = next((each for each in reversed(nightlies) if each.kind is kind), None)
         if previous and day < previous.day:
-            raise self._out_of_order(kind, day, previous)
+            raise Inconclusive(
+                f"{self.file.name} has a nightly of {previous.day}, which is later than {day}: is "
+                "this machine's clock right?"
+            )
         resume = previous is not None and previous.ended is None
         number = previous.id if previous and resume else len(nightlies) + 1
         nightly = Nightly(number, kind, day, started, None, facts)
         self._append("nightly", [vars(nightly)])
         return nightly
-
-    def _out_of_order(self, kind: NightlyKind, day: str, previous: Nightly) -> Exception:
-        days = f"{self.file.name} has a {kind.word} of {previous.day}, which is later than {day}"
-        if kind is NightlyKind.REPLAY:
-            return UserError(f"{days}: replay a later day, or name another file with --history")
-        return Inconclusive(f"{days}: is this machine's clock right?")
 
     def finish(self, nightly: Nightly, ended: str) -> None:
         """Note that a nightly has finished."""

@@ -17,13 +17,6 @@ class NightlyKind(StrEnum):
     RECORDED = "recorded"
     """Not a nightly: the results that come with the harness, ``results.jsonl``."""
     NIGHTLY = "night"
-    REPLAY = "replay"
-    """A day of the past, with the index as it was then."""
-
-    @property
-    def word(self) -> str:
-        """The word for a nightly of this kind."""
-        return "replay" if self is NightlyKind.REPLAY else "nightly"
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,7 @@ class Nightly:
     id: int
     kind: NightlyKind
     day: str
-    """The day (ISO) as of which the index was read."""
+    """The day (ISO), in UTC."""
     started: str
     """Time of its start, ISO, in UTC."""
     ended: str | None

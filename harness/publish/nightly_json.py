@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict
 
 from harness.bugs.results import CellJson
-from harness.publish.history_rows import Change, NightlyKind
+from harness.publish.history_rows import Change
 from harness.publish.steps import Summary
-from harness.system.errors import ExitCode
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the JSON; it rises when a key changes its name or meaning."""
 
 
 class NightlyJson(TypedDict):
     """When and where a nightly ran."""
 
-    kind: NightlyKind
     day: str
     started: str
     ended: str | None
@@ -42,9 +39,10 @@ class ScenarioJson(TypedDict):
     run: str | None
 
 
-class SummaryJson(TypedDict):
-    """The results of a nightly."""
+class WatchJson(TypedDict):
+    """What ``watch --json`` writes: the results of a nightly."""
 
+    schema: int
     nightly: NightlyJson
     tested: list[TestedJson]
     ours: list[ScenarioJson]
@@ -55,29 +53,12 @@ class SummaryJson(TypedDict):
     exit_code: int
 
 
-class WatchJson(TypedDict):
-    """What ``watch --json`` writes: several nightlies if days were replayed."""
-
-    schema: int
-    nightlies: list[SummaryJson]
-    exit_code: int
-
-
-def as_json(summaries: Sequence[Summary]) -> str:
-    """All results of the nightlies, as JSON."""
+def as_json(summary: Summary) -> str:
+    """All results of the nightly, as JSON."""
+    nightly = summary.nightly
     content: WatchJson = {
         "schema": SCHEMA,
-        "nightlies": [_summary(summary) for summary in summaries],
-        "exit_code": ExitCode.worst(summary.exit_code for summary in summaries),
-    }
-    return json.dumps(content, indent=1, default=asdict) + "\n"
-
-
-def _summary(summary: Summary) -> SummaryJson:
-    nightly = summary.nightly
-    return {
         "nightly": {
-            "kind": nightly.kind,
             "day": nightly.day,
             "started": nightly.started,
             "ended": nightly.ended,
@@ -102,3 +83,4 @@ def _summary(summary: Summary) -> SummaryJson:
         "seconds": round(summary.seconds, 1),
         "exit_code": summary.exit_code,
     }
+    return json.dumps(content, indent=1, default=asdict) + "\n"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.bugs.api.spec import Verdict
 from harness.publish import changes
-from harness.publish.history_rows import Change, NightlyKind, ReleaseResult, ScenarioResult
+from harness.publish.history_rows import Change, ReleaseResult, ScenarioResult
 from harness.publish.steps import Summary
 from harness.system.errors import ExitCode
 from harness.system.files import write_whole, writing
@@ -56,15 +56,14 @@ def headline(summary: Summary) -> str:
     """One line: which nightly, how much it tested, and what changed."""
     worse = len(changes.worse(summary.changes))
     parts = [f"{count(len(summary.results), 'release')} tested"]
-    if summary.nightly.kind is NightlyKind.NIGHTLY:
-        if summary.confirmed:
-            parts.append(f"{count(summary.confirmed, 'recorded result')} run again")
-        parts.append(_ours(summary))
+    if summary.confirmed:
+        parts.append(f"{count(summary.confirmed, 'recorded result')} run again")
+    parts.append(_ours(summary))
     parts.append(count(len(summary.changes), "change") if summary.changes else "no change")
     if summary.changes:
         parts.append(f"{worse or 'none'} for the worse")
     parts.append(f"{summary.seconds:.0f} s")
-    return f"{summary.nightly.kind.word} of {summary.nightly.day}: {', '.join(parts)}"
+    return f"nightly of {summary.nightly.day}: {', '.join(parts)}"
 
 
 def _ours(summary: Summary) -> str:
@@ -108,23 +107,19 @@ def _changes_of(summary: Summary, result: ReleaseResult) -> list[Change]:
     return [c for c in summary.changes if (c.scenario, c.package, c.version) == result.key]
 
 
-Make = Callable[[Sequence[Summary]], str]
+Make = Callable[[Summary], str]
 
 
-def write(summaries: Sequence[Summary], files: Mapping[Make, Path | None]) -> None:
+def write(summary: Summary, files: Mapping[Make, Path | None]) -> None:
     """Write each report that has a file."""
     for make, file in files.items():
         if file:
             with writing(file, "file"):
-                write_whole(file, make(summaries))
+                write_whole(file, make(summary))
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
-    """The nightlies for a job's summary, or a comment."""
-    return "\n".join(line for summary in summaries for line in _section(summary)) + "\n"
-
-
-def _section(summary: Summary) -> list[str]:
+def markdown(summary: Summary) -> str:
+    """The nightly for a job's summary, or a comment."""
     worse = changes.worse(summary.changes)
     others = [change for change in summary.changes if change not in worse]
     lines = [f"## {headline(summary)}", ""]
@@ -141,7 +136,7 @@ def _section(summary: Summary) -> list[str]:
             [o.scenario, o.verdict, f"{o.seconds:.1f}", short(o.reasons)] for o in summary.scenarios
         ]
         lines += ["### Our own scenarios", "", _table(OURS, ours), ""]
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -154,21 +149,18 @@ def _paragraph(text: str) -> str:
     return f"{markdown_escaped(why)} {see.strip()} `{command}`" if see else markdown_escaped(text)
 
 
-def junit(summaries: Sequence[Summary]) -> str:
+def junit(summary: Summary) -> str:
     """A test case for each scenario of ours and each tested release; a failure if it got worse."""
     suites = ElementTree.Element("testsuites")
-    for summary in summaries:
-        name = f"{summary.nightly.kind.word} of {summary.nightly.day}"
-        suite = ElementTree.SubElement(
-            suites, "testsuite", name=name, time=f"{summary.seconds:.1f}"
-        )
-        for verdict in summary.scenarios:
-            _own_case(suite, summary, verdict)
-        for result in summary.results:
-            _release_case(suite, summary, result)
-        for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
-            suite.set(attribute, str(len(suite.findall(f"*/{tag}"))))
-        suite.set("tests", str(len(suite)))
+    attributes = {"name": f"nightly of {summary.nightly.day}", "time": f"{summary.seconds:.1f}"}
+    suite = ElementTree.SubElement(suites, "testsuite", attributes)
+    for verdict in summary.scenarios:
+        _own_case(suite, summary, verdict)
+    for result in summary.results:
+        _release_case(suite, summary, result)
+    for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
+        suite.set(attribute, str(len(suite.findall(f"*/{tag}"))))
+    suite.set("tests", str(len(suite)))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 

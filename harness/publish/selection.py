@@ -15,7 +15,6 @@ from harness.bugs import catalog, pins
 from harness.bugs.api.spec import RELEASED, Scenario
 from harness.bugs.results import Status
 from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
-from harness.releases import releases
 from harness.releases.index import Release
 from harness.releases.sources import Source
 from harness.run.run_config import RunConfig
@@ -126,25 +125,9 @@ def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -
     return max(recorded, key=lambda result: Version(result.version)).cell.first_day
 
 
-def config(base: RunConfig, test: ReleaseTest, day: str | None) -> RunConfig:
-    """The config of a test: the release as published, the other pins as the scenario has them.
-
-    ``day`` is a past day that is replayed: dependencies are resolved as they were then.
-    """
+def config(base: RunConfig, test: ReleaseTest) -> RunConfig:
+    """The config of a test: the release as published, the other pins as the scenario has them."""
     package, version = test.release.package, test.release.version
     words = [f"scenario={test.scenario}", f"variant={RELEASED}", f"pins.{package}={version}"]
-    date = day and _date(catalog.scenario(test.scenario), test.release, day)
-    if date:
-        words.append(f"date={date}")
     command = " ".join(["python -m harness run", *words])
-    return replace(base, variants=(RELEASED,), pins={package: version}, date=date, command=command)
-
-
-def _date(scope: Scenario, release: Release, day: str) -> str | None:
-    """The day to resolve for, if the usual one is later than ``day``."""
-    python, _ = pins.here()
-    usual = releases.locked_day(scope, _pins(scope, release)) or releases.settled(
-        release.day, python
-    )
-    resolution_day = max(day, releases.first_day(python))
-    return resolution_day if resolution_day < usual else None
+    return replace(base, variants=(RELEASED,), pins={package: version}, command=command)

@@ -243,7 +243,7 @@ def _nightlies(site_inputs: SiteInputs) -> dict[str, Any]:
         | {result.cell.scenario for each in nightlies for result in each.results}
         | {change.scenario for each in nightlies for change in each.changes}
     )
-    took = [(_label(each), each.seconds) for each in nightlies]
+    took = [(each.name, each.seconds) for each in nightlies]
     return {
         "grid": [(name, [_cell(each, name) for each in nightlies]) for name in names],
         "took": timelines.durations(took) if len(took) > 1 else None,
@@ -251,11 +251,6 @@ def _nightlies(site_inputs: SiteInputs) -> dict[str, Any]:
         "sound": set(catalog.sound()),
         "see": changes.SEE,
     }
-
-
-def _label(results: NightlyResults) -> str:
-    replay = " (replay)" if results.nightly.kind == "replay" else ""
-    return f"{results.name}{replay}"
 
 
 def _cell(results: NightlyResults, scenario: str) -> Mapping[str, Any]:

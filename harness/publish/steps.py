@@ -34,7 +34,7 @@ from harness.run.executor import find_all, side_by_side
 from harness.run.run_config import SLURM, RunConfig
 from harness.run.suite import Done
 from harness.system import machine
-from harness.system.errors import ExitCode, Fault, Inconclusive, UserError
+from harness.system.errors import ExitCode, Fault, Inconclusive
 from harness.system.terminal import Progress, terminal
 
 Index = Mapping[str, Sequence[Release] | Fault]
@@ -46,9 +46,8 @@ class NightlyState:
     """The state of a nightly; each step adds what the next ones need."""
 
     history: History
-    kind: NightlyKind
     day: str
-    """The day (ISO) as of which the index is read."""
+    """The day (ISO), in UTC."""
     configs: Sequence[RunConfig]
     """The config of each scenario: its own pins, the variants buggy and fixed."""
     index: Index
@@ -118,7 +117,7 @@ def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list
 def watch(watched: NightlyState) -> Summary:
     """Run one nightly and write it to the history.
 
-    Raises UserError or Inconclusive for a day that contradicts the history or the index.
+    Raises Inconclusive for a day that contradicts the history or the index.
     """
     for step in STEPS:
         step(watched)
@@ -126,16 +125,10 @@ def watch(watched: NightlyState) -> Summary:
 
 
 def check_the_day(watched: NightlyState) -> None:
-    """Refuse a day that contradicts the history or the index, before anything is written."""
-    kinds = {nightly.kind for nightly in watched.history.nightlies()}
-    if watched.kind is NightlyKind.REPLAY and kinds - {NightlyKind.REPLAY}:
-        raise UserError(
-            f"{watched.history.file.name} has nightlies, which know later releases: name another "
-            "file for a replay with --history"
-        )
+    """Refuse a day that contradicts the index, before anything is written."""
     latest = max((r.day for of in _lists(watched.index) for r in of), default="")
     ahead = (date.fromisoformat(watched.day) + timedelta(days=1)).isoformat()
-    if watched.kind is NightlyKind.NIGHTLY and latest > ahead:
+    if latest > ahead:
         raise Inconclusive(
             f"the index has a release of {latest}, but the date of this machine is {watched.day}: "
             "is its clock right?"
@@ -144,15 +137,15 @@ def check_the_day(watched: NightlyState) -> None:
 
 def start(watched: NightlyState) -> None:
     """Start the nightly, or continue one that was killed. Recorded results come first."""
-    if watched.kind is NightlyKind.NIGHTLY:
-        history.add_recorded(watched.history, utc_time())
+    history.add_recorded(watched.history, utc_time())
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
-    watched.nightly = watched.history.start(watched.kind, watched.day, utc_time(), facts)
+    kind = NightlyKind.NIGHTLY
+    watched.nightly = watched.history.start(kind, watched.day, utc_time(), facts)
 
 
 def add_index(watched: NightlyState) -> None:
-    """Add the releases of the index as of the day, and report those that were yanked since."""
+    """Add the releases of the index, and report those that were yanked since."""
     releases = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
     history, nightly = watched.history, watched.nightly
     yanked = changes.of_yanked(releases, _releases(history), history.results())
@@ -206,8 +199,7 @@ def run_tests(watched: NightlyState) -> None:
     if not watched.tests:
         return
     bases = {config.scenario: config for config in watched.configs}
-    day = watched.day if watched.kind is NightlyKind.REPLAY else None
-    configs = [selection.config(bases[t.scenario], t, day) for t in watched.tests]
+    configs = [selection.config(bases[t.scenario], t) for t in watched.tests]
     jobs = configs[0].jobs or min(room(config) for config in configs)
 
     def failed(number: int, error: Exception) -> None:
@@ -227,7 +219,7 @@ def run_tests(watched: NightlyState) -> None:
 
 
 def confirm_recorded(watched: NightlyState) -> None:
-    """Run recorded results again, and write differences as changes. A replay does not."""
+    """Run recorded results again, and write differences as changes."""
     history, nightly = watched.history, watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
     days = {each.id: each.day for each in history.nightlies()}
@@ -239,7 +231,7 @@ def confirm_recorded(watched: NightlyState) -> None:
         for cell in confirmations.recorded([name], platform_here(base))
     ]
     due = confirmations.due(cells, nightly.day, max(most, 0), confirmed_days)
-    if watched.kind is NightlyKind.REPLAY or not due:
+    if not due:
         return
     with Progress(watched.console) as progress:
         for confirmation in confirmations.confirm(bases, due, progress.tally):
@@ -267,9 +259,7 @@ def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
 
 
 def run_ours(watched: NightlyState) -> None:
-    """Run our own scenarios, buggy and fixed. A replay does not: they run on today's machine."""
-    if watched.kind is NightlyKind.REPLAY:
-        return
+    """Run our own scenarios, buggy and fixed."""
     nightly = watched.nightly
     verdicts = watched.history.verdicts(nightly.id)
     reproduced = {own.scenario for own in verdicts if own.verdict == str(Verdict.REPRODUCED)}

@@ -16,13 +16,13 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.rank import events
-from harness.rank.watched import Attached, Reading, Running, Training
+from harness.rank.watched import Attached, Reading, Training
 from harness.system.files import write_whole
 
 MOST = 4
@@ -64,23 +64,14 @@ def attached(
 
 
 class Attachment:
-    """Turns the events of a rank into calls of detectors. Finds the trainings and the loaders.
+    """Turns the events of a rank into calls of detectors. Finds the trainings and the loaders."""
 
-    Detectors run in the context that ``running`` returns for their name.
-    """
-
-    def __init__(
-        self,
-        requested: Sequence[Mapping[str, str]],
-        keep: Path,
-        rank: int,
-        running: Running = nullcontext,
-    ) -> None:
+    def __init__(self, requested: Sequence[Mapping[str, str]], keep: Path, rank: int) -> None:
         kinds = {one["name"]: kind_of(one) for one in requested}
         self._of_loaders = {n: k for n, k in kinds.items() if hasattr(k, "batch")}
         self._of_trainings = {n: k for n, k in kinds.items() if n not in self._of_loaders}
         self._tracing: dict[str, Attached] = {}
-        self._keep, self._rank, self._running = keep, rank, running
+        self._keep, self._rank = keep, rank
         self.trainings: list[Training] = []
         self.readings: list[Reading] = []
         self._iterators: list[tuple[Any, Reading]] = []
@@ -120,7 +111,7 @@ class Attachment:
             if hasattr(kind, "judge"):
                 folder = traces_of(trial, name) / process
                 folder.mkdir(parents=True)
-                self._tracing[name] = Attached(name, kind(), self._keep, self._running)
+                self._tracing[name] = Attached(name, kind(), self._keep)
                 self._tracing[name].call("record", 0, folder)
 
     def install(self) -> None:
@@ -180,7 +171,7 @@ class Attachment:
         detectors = []
         for name, kind in kinds.items():
             place = self._keep / f"{keep}_{name.replace('/', '_')}"
-            tracing = self._tracing.get(name) or Attached(name, kind(), place, self._running)
+            tracing = self._tracing.get(name) or Attached(name, kind(), place)
             detectors.append(replace(tracing, keep=place, alarms=[]))
         return detectors
 

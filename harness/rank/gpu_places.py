@@ -14,11 +14,6 @@ from collections.abc import Mapping
 HOST = "NCCL_HOSTID"
 
 
-def ranks_on_each(ranks: int, gpus: int) -> int:
-    """The most ranks that a GPU gets, if they are spread evenly."""
-    return -(-ranks // gpus)
-
-
 def take_place() -> None:
     """Give this rank its GPU, by torchrun's variables: before CUDA or NCCL start."""
     os.environ |= of_rank(os.environ, _visible())

@@ -5,13 +5,10 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-Running = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass
@@ -22,8 +19,6 @@ class Attached:
     detector: Any
     keep: Path
     """Where it keeps what it needs after a load."""
-    running: Running = nullcontext
-    """The context in which it runs, by its name."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     calls: int = 0
     seconds: float = 0.0
@@ -47,8 +42,7 @@ class Attached:
             return
         before, started = _generators(), time.perf_counter()
         try:
-            with self.running(self.name):
-                findings = function(*arguments, **keywords)
+            findings = function(*arguments, **keywords)
         except Exception:
             self.error = traceback.format_exc(limit=-2)
             findings = None

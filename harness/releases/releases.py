@@ -125,15 +125,9 @@ LATER_PYTHONS = "2024-12-15"
 
 def day_of(scenario: Scenario, pins: Mapping[str, str], python: str, cache: Path) -> str:
     """The day that pins are resolved for: from their lock file, or from the subject's release."""
-    if day := locked_day(scenario, pins):
-        return day
+    if lock := locks.find(scenario.locks, pins):
+        return lock.date
     return settled(released(scenario.subject, pins[scenario.subject], cache), python)
-
-
-def locked_day(scenario: Scenario, pins: Mapping[str, str]) -> str | None:
-    """The day that the lock file of these pins was resolved for; None without a lock file."""
-    lock = locks.find(scenario.locks, pins)
-    return lock.date if lock else None
 
 
 def settled(day: str, python: str) -> str:

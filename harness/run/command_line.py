@@ -36,7 +36,6 @@ from harness.system.installation import PROGRAM
 from harness.system.text import complaint
 
 CONFIGS = str(ROOT / "configs")
-OLDER_NAMES = {"launch": "lane", "+preset": "preset"}
 KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 """What may be written for a value, by the name that OmegaConf has for its type."""
 LISTS = ("variant", "patch")
@@ -190,15 +189,12 @@ def _has_variant(scenario: Scenario, variant: Any) -> bool:
 def understood(argument: str) -> str:
     """An argument as Hydra is to read it.
 
-    The value of a pin is quoted, because Hydra would read 0.10 as the number 0.1. ``launch=``, the
-    older name of ``lane=``, goes on working, and ``+preset=``. Raises UserError for ``~KEY``, with
-    which Hydra would remove a key that we read.
+    The value of a pin is quoted, because Hydra would read 0.10 as the number 0.1. Raises UserError
+    for ``~KEY``, with which Hydra would remove a key that we read.
     """
     key, sign, value = argument.partition("=")
     if key.startswith("~") and not key.startswith("~hydra"):
         raise UserError(f"{key}: no key can be removed: write KEY=VALUE")
-    if key in OLDER_NAMES and sign:
-        return f"{OLDER_NAMES[key]}={value}"
     if not key.lstrip("+").startswith("pins.") or not sign:
         return argument
     if sources.is_one(value):
@@ -315,6 +311,9 @@ def _explained(error: Exception, arguments: Sequence[str]) -> str:
         return f"preset={preset[1]} is for another scenario: this one has no {preset[2]}"
     why = str(error.__cause__ or "").partition("\n")[0]
     merged = re.match(r"Error merging override (.+)", text)
+    if merged and "is not a subclass of" in why:  # a value for a group of keys
+        group = merged[1].partition("=")[0]
+        return unknown("key", group, _keys(f"{group}.", arguments))
     if merged and (line := _mistyped(merged[1], why)):
         return line
     line = " ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -31,7 +31,6 @@ Capture = pytest.CaptureFixture[str]
         ("--on-alarm signal:USR9 true", ["no signal 'USR9': did you mean USR", "TERM"]),
         ("--out file true", ["--out: file is not a folder"]),
         ("--out file/in true", ["cannot write ", "file/in"]),
-        ("--keep-posts true", ["--keep-posts needs --out FOLDER"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_choices_and_leaves_nothing(

@@ -90,7 +90,6 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["admit"], ["KEY=VALUE"]),
     (["admit", BUG, "variant=buggy"], ["remove variant=buggy"]),
     (["admit", "scenario=bf16_clop"], ["mean bf16_clip?"]),
-    (["watch", "--hunt", "stack=Trainr"], ["no stack 'Trainr'", "mean Trainer"]),
     ([*SITE, "--runs", "nowhere"], ["no folder nowhere"]),
     ([*SITE, "--history", "nowhere.jsonl"], ["no history nowhere.jsonl"]),
     ([*SITE, "--histori", "x", "--nights"], ["see python -m harness site --help"]),

@@ -49,6 +49,7 @@ def _post(rank: int, ranks: int, mean: Tensor, before: Tensor) -> Post:
         check=1,
         step=1,
         kind="SGD",
+        has_batches=True,
         described=[described(*one, range(ranks)) for one in zip(NAMES, SIZES, strict=True)],
         computed={"0": "float32", "1": "float32"},
         used=[(0, 0, SIZES[0]), (1, 0, SIZES[1])],

@@ -178,7 +178,7 @@ FAULTS = {
     "same_order": "each epoch has the order of the first",
     "always_overflows": "each gradient overflows, whatever its scale",
     "rate_lost": "after a load, the schedule begins again",
-    "fewer": "from step 12 on, steps have one micro-batch instead of four",
+    "fewer": "from step 12 on, steps have one micro-batch, whose loss is divided by four",
     "short_steps": "the learning rate is 20 times lower",
     "never_cleared": "the gradients of a step are added to those of the steps before",
     "one_too_long": "the gradient of one parameter is 1.5 times too long",

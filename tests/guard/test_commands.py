@@ -101,29 +101,24 @@ def test_an_alarm_changes_the_code_only_with_fail_and_only_code_0(
     end = guard(sandbox, *TWO, "train.py", "fault")
     assert (end.code, end.err.count(alarm)) == (0, 1), end.err
     out = tmp_path / "new" / "out"
-    words = ("--fail", "--out", str(out), "--keep-posts")
+    words = ("--fail", "--out", str(out))
     end = guard(sandbox, *words, *TWO, "train.py", "fault")
     assert (end.code, end.err.count(alarm)) == (1, 1), end.err
     (line,) = (out / "alarms.jsonl").read_text().splitlines()
     assert json.loads(line)["parameters"] == ["weight"]
-    end = sandbox.run("guard-report", str(out), "--judge", "--html", str(tmp_path / "a.html"))
+    end = sandbox.run("guard-report", str(out), "--html", str(tmp_path / "a.html"))
     assert end.code == 0, end.err
     assert alarm.removeprefix("guard: ") in end.out
-    assert "checks again: the same 1 faults" in end.out
     assert "<svg" in (tmp_path / "a.html").read_text()
     end = guard(sandbox, *words, *TWO, "train.py")  # into the same folder, without an alarm
     assert end.code == 0
 
 
-def test_a_fault_that_waits_for_the_end_is_judged_again(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_fault_that_waits_for_the_end_is_told(sandbox: Sandbox) -> None:
     """Ranks that train alone may be local SGD: that is known at the end."""
     loop = [str(ROOT / "loops" / "ddp.py"), "--batch-size", "4", "--accum", "3"]
-    words = ("--out", str(tmp_path), "--keep-posts", *TWO, *loop, "--bug", "no all-reduce")
-    end = guard(sandbox, *words, PYTHONPATH=str(ROOT))
+    end = guard(sandbox, *TWO, *loop, "--bug", "no all-reduce", PYTHONPATH=str(ROOT))
     assert end.err.count("guard: ALARM") == 2, end.err
-    again = sandbox.run("guard-report", str(tmp_path), "--judge")
-    assert "checks again: the same 2 faults" in again.out
-    assert again.code == 0
 
 
 def test_the_line_in_the_script_may_come_after_the_optimizer(sandbox: Sandbox) -> None:

@@ -260,7 +260,7 @@ def test_object_that_a_bug_needs_does_not_decide_it() -> None:
     [
         ({"times": "k", "ratio": 3.0}, {"accumulation/weight/k", "gradients/longer/k"}),
         ({"layout": "ranks"}, {"gradients/mean", "gradients/none"}),
-        ({"relation": "samples"}, {"samples/again", "samples/shared", "accumulation/fewer"}),
+        ({"relation": "samples"}, {"samples/again", "samples/shared", "accumulation/early"}),
         ({"relation": "samples", "layout": "resume"}, {"samples/resume"}),
         ({"relation": "stale gradients"}, {"gradients/stale"}),
         ({"relation": "buffers", "layout": "model"}, set()),

@@ -85,18 +85,6 @@ def test_posts_of_all_ranks_are_judged_once(pair: Pair) -> None:
     assert pair.boxes[0].notes == []
 
 
-def test_posts_that_cannot_be_kept_are_judged_and_that_is_noted_once(pair: Pair) -> None:
-    pair.boxes[0]._keep = "absent"
-    for check in (1, 2):
-        pair.send(0, check)
-        pair.send(1, check)
-        pair.turn(1)
-        pair.turn(0)
-    assert pair.judged == [[0, 1], [0, 1]]
-    (note,) = pair.boxes[0].notes
-    assert note == "posts are not kept since step 1: No such file or directory"
-
-
 def test_rank_0_chooses_the_next_step_of_both(pair: Pair) -> None:
     for rank in (1, 0):
         pair.send(rank, FIRST_CHECKS)

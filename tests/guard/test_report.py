@@ -237,7 +237,6 @@ def test_what_is_no_report_is_one_line(
     [
         (["nowhere"], "no folder nowhere: name the folder of guard --out"),
         ([".", "--html", "nowhere/page.html"], "no folder nowhere for page.html"),
-        ([".", "--judge"], "has no posts: guard keeps them with --keep-posts"),
         ([], "arguments are required: FOLDER"),
     ],
 )
@@ -248,15 +247,3 @@ def test_a_mistake_is_one_line(
     capsys.readouterr()
     assert main(["guard-report", *words]) == 2
     assert part in capsys.readouterr().err
-
-
-def test_damaged_posts_are_one_line(tmp_path: Path, capsys: Capture) -> None:
-    write(tmp_path)
-    (tmp_path / "0-00000001-0.post").write_bytes(b"\x00" * 12)
-    assert "0-00000001-0.post is damaged" in refused_judge(capsys, tmp_path)
-
-
-def refused_judge(capsys: Capture, folder: Path) -> str:
-    capsys.readouterr()
-    assert main(["guard-report", str(folder), "--judge"]) == 3
-    return capsys.readouterr().err

@@ -76,14 +76,6 @@ def test_two_runs_at_once_do_not_replace_each_other(tmp_path: Path) -> None:
     assert summary(tmp_path, "summary-1.json")["steps"] == 3
 
 
-def test_posts_of_an_earlier_run_are_kept_apart(tmp_path: Path) -> None:
-    files(tmp_path).write({})
-    (tmp_path / "0-00000001-0.post").write_bytes(b"first")
-    files(tmp_path)
-    assert (tmp_path / "posts-1" / "0-00000001-0.post").read_bytes() == b"first"
-    assert not list(tmp_path.glob("*.post"))
-
-
 def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
     lines: list[str] = []
     run = ReportFiles(str(tmp_path / "absent"), lines.append)

@@ -156,7 +156,8 @@ RANKS = 2
     [
         (lambda loss: loss / RANKS, 1.0),
         (lambda loss: loss / torch.tensor(RANKS), 1.0),
-        (lambda loss: loss * RANKS, 1.0),
+        (lambda loss: loss * RANKS, 2.0),  # unless the Trainer does so
+        (lambda loss: loss / float(RANKS), 0.5),
         (lambda loss: loss / RANKS / RANKS, 1.0),
         (lambda loss: 0.5 * loss, 0.5),
         (lambda loss: 0.5 * loss / RANKS, 0.5),

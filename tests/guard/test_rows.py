@@ -29,6 +29,7 @@ class OneOrder(torch.utils.data.Sampler[int]):
     """Says that it shuffles, and gives one order; or gives rows twice."""
 
     shuffle = True
+    __module__ = "torch.utils.data"  # a batch that a sampler of the user's own repeats is no fault
 
     def __init__(self, order: list[int]) -> None:
         self.order = order
@@ -55,6 +56,7 @@ def read(rows: Rows, loader: DataLoader[Any], epochs: int = 1, checked: bool = F
         for batch in iterator:
             rows.batch(iterator, batch, checked)
             rows.backward()
+            rows.stepped(0)
 
 
 def kinds(alarms: list[LocalAlarm]) -> list[str]:

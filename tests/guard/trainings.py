@@ -144,7 +144,7 @@ class Loop:
         count = MICRO_BATCHES if accumulates else 1
         if self.has("fewer") and step >= FAULT_STEP:
             count = 1
-        divisor = 1 if self.has("undivided") else count
+        divisor = 1 if self.has("undivided") else MICRO_BATCHES if accumulates else 1
         divisor = count * count if self.has("divided_twice") else divisor
         is_divided = self.has("sums_rightly", "divided_by_ranks")
         divisor *= dist.get_world_size() if is_divided else 1

@@ -30,17 +30,16 @@ from harness.bugs.api.spec import Lane
 from harness.publish.docs_tables import with_part
 from harness.rank.compare import SAFE
 from harness.rank.probe import losses
-from harness.releases import overlay
+from harness.releases import index, overlay
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
 from harness.system.machine import cache_folder, cores
 from harness.system.text import markdown_table
 from harness.training.probe.compare import plausibility
-from harness.training.probe.hunt import newest
 from harness.training.probe.prober import Loop, Prober, leased_gpus
 from harness.training.probe.signatures import SUSPECT
-from harness.training.probe.stacks import crossed
+from tests.probe.crossing import crossed
 
 SPREADS = "the spreads"
 """The part of the page that ``--write`` replaces."""
@@ -324,7 +323,8 @@ def turns(kinds: Sequence[Kind], most_ranks: int = 0) -> Iterator[tuple[Kind, Lo
 def newest_site(packages: Sequence[str], contexts: ExitStack) -> Path:
     """The overlay with the newest releases of some packages."""
     today = date.today().isoformat()
-    stack = pins.Stack(newest(packages, today), today, *pins.here())
+    releases = {package: index.newest(package, today) for package in packages}
+    stack = pins.Stack(releases, today, *pins.here())
     return contexts.enter_context(overlay.borrow(stack, (), cache_folder())).site
 
 

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from harness.training.probe.stacks import crossed
+from tests.probe.crossing import crossed
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3, 4), (7, 2, 2, 2, 2, 2), (3, 3, 3, 3)])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-
-import pytest
-
-from harness.bugs import catalog, pins
+from harness.bugs import catalog
 from harness.publish import selection
 from harness.publish.history import recorded_about
 from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
-from harness.releases import releases
 from harness.releases.index import Release
 from harness.run import command_line
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -112,36 +107,12 @@ def test_releases_that_the_scenario_is_not_about_are_not_tested() -> None:
     assert [each.version for each in testable] == ["5.0.0"]
 
 
-@pytest.fixture
-def _in_2026(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Then(datetime.date):
-        @classmethod
-        def today(cls) -> datetime.date:  # type: ignore[override]
-            return datetime.date(2026, 11, 21)
-
-    monkeypatch.setattr(releases, "date", Then)
-    monkeypatch.setattr(pins, "here", lambda: ("3.11", "linux-x86_64"))
-
-
-@pytest.mark.usefixtures("_in_2026")
-@pytest.mark.parametrize(
-    ("version", "day", "as_of", "date"),
-    [
-        ("0.13.3", "2024-02-23", None, None),  # tonight: no date
-        ("0.13.3", "2024-02-23", "2024-03-04", "2024-03-04"),  # its dependencies had not settled
-        ("0.13.1", "2024-01-23", "2024-03-04", None),  # they had settled
-        ("0.13.2", "2024-02-12", "2024-02-12", "2024-02-12"),  # the scenario's own pin
-        ("0.12.6", "2023-11-01", "2023-11-02", None),  # no wheels before the first day
-    ],
-)
-def test_a_young_release_of_a_replay_is_resolved_as_of_the_day(
-    version: str, day: str, as_of: str | None, date: str | None
-) -> None:
-    test = selection.ReleaseTest(SCENARIO, release(version, day))
-    run = selection.config(command_line.compose([f"scenario={SCENARIO}"]), test, as_of)
-    assert (run.date, run.pins, run.variants) == (date, {PACKAGE: version}, ("released",))
-    command = f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed={version}"
-    assert run.command == command + (f" date={date}" if date else "")
+def test_a_release_is_tested_as_published() -> None:
+    test = selection.ReleaseTest(SCENARIO, RELEASES[-2])
+    run = selection.config(command_line.compose([f"scenario={SCENARIO}"]), test)
+    assert (run.date, run.pins, run.variants) == (None, {PACKAGE: "0.13.3"}, ("released",))
+    words = f"scenario={SCENARIO} variant=released pins.deepspeed=0.13.3"
+    assert run.command == f"python -m harness run {words}"
 
 
 def test_a_recorded_result_is_about_the_package_that_the_others_are_companions_of() -> None:

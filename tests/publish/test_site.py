@@ -195,7 +195,7 @@ def test_the_page_of_nightlies_has_verdicts_changes_and_unfinished_nightlies(
     site: Path, bare: Path
 ) -> None:
     verdict, page = "our own: reproduced in 8 s", site / "nightlies.html"
-    check_has(page, "now affected", "2026-02-17", "(replay)", verdict, "2026-11-21 …")
+    check_has(page, "now affected", "2026-02-17", verdict, "2026-11-21 …")
     assert "2026-11-20 …" not in page.read_text()
     check_has(bare / "nightlies.html", "distributed-bugs watch")
 

@@ -30,7 +30,6 @@ __all__ = ["world"]
 
 Capture = pytest.CaptureFixture[str]
 FILE = Path("history.jsonl")
-REPLAY = ("--as-of", "2024-02-05:2024-03-04:7")
 
 
 @pytest.fixture(autouse=True)
@@ -259,63 +258,9 @@ def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) ->
         assert len(history.nightlies()) == 2
 
 
-def test_a_replay_reads_the_index_as_it_was(world: World) -> None:
-    appeared(world, "0.13.2", "2024-02-12", YES)
-    appeared(world, "0.13.3", "2024-02-23")
-    world.day = "2026-11-21"
-    assert watch(*REPLAY) == 1
-    assert world.versions == ["0.13.1", "0.13.2", "0.13.3"]
-    assert world.ran == []
-    # Resolved as of the replayed day, as the usual day is later.
-    assert [config.date for config in world.tested] == ["2024-02-05", "2024-02-12", "2024-02-26"]
-    with reading(FILE) as history:
-        nights = history.nightlies()
-        days = ["2024-02-05", "2024-02-12", "2024-02-19", "2024-02-26", "2024-03-04"]
-        assert [(night.kind, night.day) for night in nights] == [
-            (NightlyKind.REPLAY, d) for d in days
-        ]
-        flips = [(days[n - 1], c.kind, c.version) for n, c in history.changes()]
-    appearance, recovery = ("now affected", "0.13.2"), ("no longer affected", "0.13.3")
-    assert flips == [("2024-02-12", *appearance), ("2024-02-26", *recovery)]
-
-
-def test_the_same_command_continues_a_replay_that_was_killed(world: World) -> None:
-    appeared(world, "0.13.2", "2024-02-12")
-    world.killed_after = 1
-    assert watch(*REPLAY) == 130
-    world.killed_after = None
-    assert watch(*REPLAY) == 0
-    assert world.versions == ["0.13.1", "0.13.2"]
-    with reading(FILE) as history:
-        assert len(history.nightlies()) == 5
-
-
-def test_a_replay_needs_later_days_and_a_history_without_nightlies(
-    world: World, capsys: Capture
-) -> None:
-    appeared(world, "0.13.2", "2024-02-12")
-    watch("--as-of", "2024-02-05")
-    with reading(FILE) as history:
-        assert [r.version for r in history.releases()] == ["0.13.0", "0.13.1"]
-    assert watch("--as-of", "2024-02-04") == 2
-    assert "replay a later day, or name another file" in capsys.readouterr().err
-    assert watch() == 0  # a nightly may follow a replay
-    assert world.versions == ["0.13.1", "0.13.2"]
-    assert watch("--as-of", "2024-02-05") == 2
-    assert "history.jsonl has nightlies" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--as-of", "2024-03-05"], "--as-of 2024-03-05 is in the future: today is 2024-03-04"),
-        (["--as-of", "yesterday"], "--as-of yesterday is not a day: write one like 2024-03-04"),
-        (["--as-of", "20240301"], "--as-of 20240301 is not a day"),
-        (["--as-of", "2024-02-01:2024-03-01"], "--as-of 2024-02-01:2024-03-01: write a day"),
-        (["--as-of", "2024-02-01:2024-03-01:0"], "write a day"),
-        (["--as-of", "2024-02-01:2024-03-01:x"], "write a day"),
-        (["--as-of", "2024-03-01:2024-02-01:7"], "2024-02-01 is before 2024-03-01"),
-        (["--as-of", "2024-02-01:2024-03-09:7"], "is in the future"),
         (["scenario=nothing"], "no scenario 'nothing'"),
         (["scenario="], "no scenario ''"),
         (["pins.deepspeed=0.13.2"], "no override of watch 'pins.deepspeed'"),
@@ -426,15 +371,15 @@ def test_a_release_that_stays_inconclusive_is_one_line_and_skipped_in_junit(
 
 
 def test_json_has_all_results(world: World) -> None:
-    appeared(world, "0.13.2", "2024-02-12", YES)
-    watch(*REPLAY, "--json", "replay.json")
-    content = json.loads(Path("replay.json").read_text())
+    worse_night(world)
+    watch("--json", "night.json")
+    content = json.loads(Path("night.json").read_text())
     assert complaints("watch.json", content) == []
     assert content["exit_code"] == 1
-    assert [n["nightly"]["day"] for n in content["nightlies"]][:2] == ["2024-02-05", "2024-02-12"]
-    assert [a["version"] for n in content["nightlies"] for a in n["tested"]] == ["0.13.1", "0.13.2"]
-    (change,) = content["nightlies"][1]["changes"]
-    assert (change["kind"], change["version"]) == ("now affected", "0.13.2")
+    assert content["nightly"]["day"] == "2024-03-04"
+    assert [tested["version"] for tested in content["tested"]] == ["0.13.2", "0.13.3", "0.14.0"]
+    changes = [(change["kind"], change["version"]) for change in content["changes"]]
+    assert changes[0] == ("now affected", "0.13.2")
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,6 @@ def test_ranks_can_import_a_module_of_the_path(
         (["{own}:Half"], "has no method record"),
         (["{own}:NoGroup"], "attach must take group="),
         (["guard", "guard/budget"], "one at a time"),
-        (["--cost", "guard"], "says what it has cost"),
         (["samples", "seed=x"], "write whole numbers"),
         (["samples", "variant=buggy"], "leave variant=buggy out"),
         (["samples", "scenario=bf16"], "did you mean"),
@@ -366,12 +365,3 @@ def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "zero2_micro_batches_lost, usual/weights: missed" in printed
     assert "zero2_micro_batches_lost, guard: detected at step 1" in printed
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_the_cost_of_a_detector_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--cost", "usual/weights", "usual/nan"]) == 0
-    printed = capsys.readouterr().out
-    assert "a step takes" in printed
-    assert printed.count("%") == 2

@@ -57,8 +57,7 @@ class Account:
         self.report = Report(settings)
         self.trackers = Trackers()
         self._saves = SavedStates(settings.saves or settings.out, self.report.print)
-        keep = settings.out if settings.keep_posts else ""
-        self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every, keep)
+        self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every)
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
         self._clock = Clock()
@@ -130,7 +129,7 @@ class Account:
     def _finish(self) -> None:
         """Tell the summary, on rank 0, and write it for the last time."""
         steps, cost = self._progress()
-        lines = self.report.tell(steps, 0, self._late_alarms(), at_end=True)
+        lines = self.report.tell(steps, 0, self._late_alarms())
         self._send(lines, is_last=True)
         if self.trainings:  # otherwise guard had a fault, and "no alarm" would be untrue
             self.report.say(line(steps, self.report, cost, restarts()))

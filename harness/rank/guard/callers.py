@@ -33,13 +33,23 @@ def place_of_caller() -> Hashable:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def files_of_callers() -> set[str]:
-    """The files of the user's code that runs now: not those of installed packages."""
-    files, frame = set(), sys._getframe(1)
+def _frames() -> Iterator[Any]:
+    """The frames of the user's code that runs now: not those of installed packages."""
+    frame: Any = sys._getframe(1)
     while frame is not None:
-        files.add(frame.f_code.co_filename)
-        frame = frame.f_back  # type: ignore[assignment]
-    return {file for file in files if not file.startswith(INSTALLED)}
+        if not frame.f_code.co_filename.startswith(INSTALLED):
+            yield frame
+        frame = frame.f_back
+
+
+def files_of_callers() -> set[str]:
+    """The files of the user's code that runs now."""
+    return {frame.f_code.co_filename for frame in _frames()}
+
+
+def variables_of_callers() -> Iterator[dict[str, Any]]:
+    """The variables of each function of the user's code that runs now."""
+    return (frame.f_locals for frame in _frames())
 
 
 def numbers_of_losses(files: Iterable[str]) -> frozenset[float]:

@@ -25,6 +25,8 @@ class Epoch:
         """Whether its first rows are those of the dataset, in its order."""
         self.has_begun = False
         """Whether its first batches trained."""
+        self.steppers: set[int] = set()
+        """The numbers of the optimizers that have stepped in it."""
         self.part: EpochRows | None = None
         """The rows, if ranks split the dataset."""
         self.training = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from ..events import is_engine
 from . import live_objects
+from .callers import variables_of_callers
 from .conditions import fits
 from .live_objects import objects
 from .posts import Post
@@ -100,8 +102,9 @@ def callers() -> Iterator[tuple[str, Any]]:
 
 
 def planned_micro_batches() -> int:
-    """How many micro-batches of a step whoever runs the loop was asked for; 0 if nobody says so, or
-    if an epoch ends with this step, which may have fewer."""
+    """How many micro-batches of a step whoever runs the loop was asked for, as a package or a
+    variable of the loop says; 0 if nobody does, or if an epoch ends with this step, which may have
+    fewer."""
     kind: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     if getattr(kind, "_shared_state", None):
         state = kind()
@@ -116,7 +119,22 @@ def planned_micro_batches() -> int:
             plans.append(_of_engine(caller).get(STEPS))
         if plan := next((one for one in plans if isinstance(one, int)), 0):
             return plan
-    return 0
+    return _accumulation_of_loop()
+
+
+def _accumulation_of_loop() -> int:
+    """The number of a variable of the user's code with a name such as ``grad_accum_steps``, or of
+    an option of its command line; 0 if there is none, or several."""
+    numbers = set()
+    for variables in variables_of_callers():
+        options = [vars(one) for one in variables.values() if isinstance(one, argparse.Namespace)]
+        for space in (variables, *options):
+            numbers |= {
+                value
+                for name, value in list(space.items())
+                if type(value) is int and value > 1 and "accum" in name.lower()
+            }
+    return numbers.pop() if len(numbers) == 1 else 0
 
 
 def masks_asked_for() -> str:

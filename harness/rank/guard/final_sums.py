@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .parameters import Modules, Watched
 from .posts import Post
 from .samples import Positions, bit_sum, joined, local, version
-from .weight_sums import WeightSums
+from .weight_sums import WeightSums, stacked
 
-LOOKED_AT = 8
-"""Weights whose versions say whether a loop moves weights: within a step, or after the last one."""
+LOOKED_AT = 16
+"""Weights whose versions say whether a loop has moved weights: first, last, and some between."""
 
 
 def versions(watched: Sequence[Watched]) -> list[int]:
     """How often some weights were written."""
-    return [version(local(one.parameter)) for one in watched[:LOOKED_AT]]
+    places = {n * (len(watched) - 1) // (LOOKED_AT - 1) for n in range(LOOKED_AT)}
+    return [version(local(watched[at].parameter)) for at in sorted(places) if watched]
 
 
 class FinalSums:
@@ -53,7 +53,7 @@ class FinalSums:
         self._tensors = {
             "bits": sums.end_check(),
             "weights": joined([sample for sample in samples if len(sample)]),
-            "buffers": torch.tensor([int(bit_sum(buffer)) for buffer in buffers.values()]),
+            "buffers": stacked([bit_sum(buffer) for buffer in buffers.values()]),
         }
 
     def describe(self, post: Post) -> None:

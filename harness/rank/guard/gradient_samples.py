@@ -161,7 +161,10 @@ class GradientSamples:
             self._note_without(number)
 
     def _note_without(self, number: int) -> None:
-        """Note that the optimizer has no gradient of a parameter."""
+        """Note that the optimizer has no gradient of a parameter, unless the loop itself took it
+        away after the last backward."""
+        if self._marks.get(number, NO_GRADIENT) != NO_GRADIENT:
+            return
         entry = self._watched[number]
         has_part = entry.described.optimized and entry.described.end > entry.described.begin
         if has_part and entry.share.steps:

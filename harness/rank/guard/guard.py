@@ -444,6 +444,7 @@ class Guard:
             if neighbour.armed and neighbour is not training:
                 neighbour.wait()
         training.leave_out_if_outer()
+        self.rows.stepped(training.number)
         if training.after_step(self.backwards, self.rows.batches()):
             for other in (one for one in self.trainings if one is not training):
                 training.states.take_saves(other.states)
@@ -485,6 +486,7 @@ class Guard:
         if roots is not None:
             post.tensors["roots"] = roots
         post.planned = planned_micro_batches()
+        post.has_batches = 2 * batches > micro_batches or post.planned == micro_batches
         alarm = self.rows.unmasked(masks_asked_for())
         post.alarms += [alarm] if alarm else []
         post.rows, post.epochs = self.rows.of_step(), self.rows.samples()

@@ -52,12 +52,17 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
 def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The faults after the last step, if all ranks have told of the same one."""
     is_one_step = len({(view.post.step, view.post.joined) for view in views}) == 1
-    if not is_one_step or not all("bits" in view.post.tensors for view in views):
+    is_complete = len(views) == len(memory.described) > 1
+    if not (is_one_step and is_complete and all("bits" in view.post.tensors for view in views)):
         return
     if not memory.averages and not memory.unreduced:
-        yield from CHECKS["replicas"](views, memory)
+        count = memory.compared.get("replicas", 0)
+        for alarm in CHECKS["replicas"](views, memory):
+            # What writes an average, or other weights, on one rank changes all of them.
+            yield from [alarm] if 2 * len(alarm.parameters) <= memory.compared["replicas"] else []
+        memory.compared["replicas"] = max(count, memory.compared["replicas"])
     names = [tuple(view.post.buffers) for view in views]
-    if len(views) > 1 and len(set(names)) == 1 and names[0]:
+    if len(set(names)) == 1 and names[0]:
         sums = torch.stack([view.post.tensors["buffers"] for view in views])
         is_apart = (sums != sums[0]).any(0).tolist()
         apart = [name for name, differs in zip(names[0], is_apart) if differs]

@@ -26,7 +26,6 @@ from .meetings import Host, joined
 from .packing import form_of, packed, unpacked
 from .posts import LAST, Post
 from .report import say, short
-from .report_files import SUFFIX
 from .sentences import few
 from .stores import connected
 from .training import Training
@@ -56,9 +55,7 @@ class Check:
 class Mailbox:
     """The posts of this process. ``judge`` is called with all posts of a check, on rank 0."""
 
-    def __init__(
-        self, judge: Callable[[list[Post]], None], budget: float, every: int, keep: str = ""
-    ) -> None:
+    def __init__(self, judge: Callable[[list[Post]], None], budget: float, every: int) -> None:
         self.rank, self.world = int(os.environ.get("RANK") or 0), 1
         self.notes: list[str] = []
         self.seconds = 0.0
@@ -68,7 +65,7 @@ class Mailbox:
         """What ``left_out`` counts, before the last checks."""
         self._gaps: dict[int, tuple[Training, int, int]] = {}
         """By optimizer: the last checked step, and the next that was chosen."""
-        self._judge, self._budget, self._every, self._keep = judge, budget, every, keep
+        self._judge, self._budget, self._every = judge, budget, every
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._open: dict[tuple[int, int], Check] = {}
         self._unanswered: dict[tuple[int, int], Training] = {}
@@ -265,7 +262,6 @@ class Mailbox:
         if not absent:
             for post in posts:
                 self._describe(post)
-            self._store_posts(key, posts)
             self._judge(posts)
 
     def _describe(self, post: Post) -> None:
@@ -335,16 +331,6 @@ class Mailbox:
         for post in [one for one in self._sent if one[0] == optimizer and one[1] <= check]:
             self._sent.remove(post)
             self._store.remove(_name(*post[:2], self.rank), post[2])
-
-    def _store_posts(self, key: tuple[int, int], posts: list[Post]) -> None:
-        try:
-            for post in posts if self._keep and key[1] != LAST else ():
-                name = f"{key[0]}-{post.step:08}-{post.rank}{SUFFIX}"
-                with open(os.path.join(self._keep, name), "wb") as file:
-                    file.write(packed(post))
-        except OSError as error:  # such as a full disk: the checks go on
-            self._note(f"posts are not kept since step {posts[0].step}: {error.strerror}")
-            self._keep = ""
 
     def silent_ranks(self) -> list[int]:
         """The ranks that have posted nothing in a check that is open, as they take no step."""

@@ -251,10 +251,12 @@ def _has_own_hooks(parameter: Any) -> bool:
 
 
 def count_foreign(optimizer: Any, modules: Modules | None) -> int:
-    """The tensors of an optimizer that belong to no module and have no gradient."""
-    known_ids = modules.parameters if modules else {}
+    """The tensors of an optimizer that belong to no module and have no gradient, as copies of
+    weights do, which have their shapes."""
+    known = modules.parameters if modules else {}
+    shapes = {one.shape for one in known.values()}
     return sum(
-        id(parameter) not in known_ids and parameter.grad is None
+        id(parameter) not in known and parameter.grad is None and parameter.shape in shapes
         for group in optimizer.param_groups
         for parameter in group["params"]
     )

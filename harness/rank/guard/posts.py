@@ -190,6 +190,8 @@ class Post:
     """Whether the backwards of the step are those of several losses of the same rows."""
     dropped: int = 0
     """How often gradients were cleared before a step used them."""
+    has_batches: bool = False
+    """Whether each backward of the step is known to be that of a batch of its own."""
     planned: int = 0
     """The micro-batches of a step that its loop was asked for; 0 if that is not known."""
     is_whole: bool = False

@@ -33,7 +33,6 @@ class Fault:
     alarm: Alarm
     times: int = 1
     last_step: int = 0
-    at_end: bool = False
     bugs: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,9 +83,7 @@ class Report:
         if len(self.steps) > MOST_STEPS:
             self.steps, self._listed = self.steps[::2], 2 * self._listed
 
-    def tell(
-        self, step: int, optimizer: int, alarms: list[Alarm], at_end: bool = False
-    ) -> list[str]:
+    def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> list[str]:
         """Tell the new faults of a step, and count the others. Returns what was told."""
         lines = []
         for alarm in alarms:
@@ -103,7 +100,7 @@ class Report:
                 for bug in self.bugs
                 if not alarm.signs.isdisjoint(bug.get("signature", ()))
             ]
-            fault = Fault(step_of_fault, optimizer, alarm, 1, step, at_end, bugs)
+            fault = Fault(step_of_fault, optimizer, alarm, 1, step, bugs)
             self.faults[key] = fault
             text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
             lines.append(text)

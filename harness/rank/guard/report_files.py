@@ -10,14 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 SUMMARY, ALARMS = "summary.json", "alarms.jsonl"
-SUFFIX = ".post"
-"""What the names of stored posts end with."""
 
 
 class ReportFiles:
-    """The files of this run. An earlier run's summary in the folder gets a number, and its posts a
-    folder: a restart or another training keeps them. A folder that cannot be written is said once.
-    """
+    """The files of this run. An earlier run's summary in the folder gets a number: a restart or
+    another training keeps it. A folder that cannot be written is said once."""
 
     def __init__(self, folder: str, say: Callable[[str], None]) -> None:
         self.run = _new_run()
@@ -73,16 +70,8 @@ class ReportFiles:
         os.replace(part, self._path(self._name))
 
     def _put_aside(self) -> None:
-        if not os.path.exists(self._path(SUMMARY)):
-            return
-        name = self._free_name()
-        os.replace(self._path(SUMMARY), self._path(name))
-        posts = [other for other in os.listdir(self._folder) if other.endswith(SUFFIX)]
-        folder = self._path(f"posts-{_number(name)}")
-        if posts:
-            os.makedirs(folder, exist_ok=True)
-        for post in posts:
-            os.replace(self._path(post), os.path.join(folder, post))
+        if os.path.exists(self._path(SUMMARY)):
+            os.replace(self._path(SUMMARY), self._path(self._free_name()))
 
     def _summaries(self) -> list[str]:
         return [name for name in os.listdir(self._folder) if _number(name)]

@@ -26,6 +26,10 @@ class Resume:
         self._kind, self._size = type(optimizer), len(_parameters(optimizer))
         self._count, self._states = steps_of(optimizer), _states(optimizer)
         self._schedules, self._begun = schedules, ""
+        self._first_rates = {group.get("initial_lr") for group in optimizer.param_groups}
+        """Those from which the schedule at the save began; None without a schedule."""
+        self._before = {id(one) for one in schedules(optimizer)}
+        """The schedules that were there before the load."""
         self._steps = 0
 
     @property
@@ -88,6 +92,7 @@ class Resume:
             rate in getattr(one, name, ())
             for one in self._schedules(optimizer)
             for name in ("base_lrs", "_last_lr")
+            if id(one) in self._before or self._has_first_rates(one)
         )
 
     def _goes_on(self, optimizer: Any) -> bool:
@@ -99,7 +104,12 @@ class Resume:
         """The name of the schedule, if all of them are at their beginning."""
         schedules = self._schedules(optimizer)
         names = [type(one).__name__ for one in schedules if getattr(one, "last_epoch", 1) == 0]
-        return names[0] if names and len(names) == len(schedules) else ""
+        # Otherwise there was none at the save, or the loop begins another one on purpose.
+        is_same = all(map(self._has_first_rates, schedules)) and None not in self._first_rates
+        return names[0] if is_same and names and len(names) == len(schedules) else ""
+
+    def _has_first_rates(self, schedule: Any) -> bool:
+        return self._first_rates.issuperset(getattr(schedule, "base_lrs", ()))
 
     def left_by(self, optimizer: Any) -> LocalAlarm | None:
         """An alarm if this optimizer takes its first step instead of the one with the loaded

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,9 @@ SINK = "_DDPSink"
 SAME = ("Neg", "ToCopy", "Clone", "Alias", "Squeeze", "Unsqueeze", "View", "ReshapeAlias", SINK)
 """Operations that change no size of a loss."""
 OF_CLASSES = ("NllLoss", "NllLoss2D")
+
+MULTIPLIER = "transformers.trainer"
+"""A module that multiplies losses by the number of ranks."""
 
 Edge = tuple[Any, int]
 """An operation, and the number of its output."""
@@ -53,6 +57,9 @@ class Chain:
     """The number of its output."""
     numbers: list[tuple[float, bool]] = field(default_factory=list)
     """Those of the host, the last one first, each with whether it divides."""
+    counts: set[float] = field(default_factory=set)
+    """Those of them that may be counts: a loss is divided by integers, not by floats. Packages
+    multiply by the number of ranks, too."""
     is_whole: bool = True
     """Whether there is no other number between, such as one on a device."""
     follows: bool = False
@@ -77,8 +84,7 @@ class Chain:
         """Which part of the factor may be a weight that the code of some files chose: all but
         counts, such as those of ranks, of micro-batches, or of tokens. A count is a whole number by
         which no line of the code multiplies or divides a loss: ``loss / 2`` has a weight."""
-        counts = {number for number, _ in self.numbers if number >= 2 and number.is_integer()}
-        counts -= numbers_of_losses(files) if counts else frozenset()
+        counts = self.counts - (numbers_of_losses(files) if self.counts else frozenset())
         pairs = zip(self.numbers, self.factors)
         return math.prod(factor for (number, _), factor in pairs if number not in counts)
 
@@ -90,9 +96,11 @@ def chain_of(root: Any) -> Chain:
     for _ in range(DEPTH):
         node = chain.node
         if _operand(node) is not None:
-            number = _number(node)
+            number, divides = _number(node), _kind(node) == "Div"
             chain.is_whole = chain.is_whole and number is not None
-            chain.numbers += [] if number is None else [(number, _kind(node) == "Div")]
+            chain.numbers += [] if number is None else [(number, divides)]
+            if number is not None and (divides or MULTIPLIER in sys.modules):
+                chain.counts |= {number} if number >= 2 and _is_integer(node) else set()
         elif node is None or not (_kind(node) in SAME or _adds_constant(node)):
             break
         chain.node, chain.place = _next((node, chain.place))
@@ -173,6 +181,11 @@ def _number(node: Any) -> float | None:
     if operand is None or operand.device.type != "cpu" or operand.numel() != 1:
         return None
     return float(operand) if _kind(node) == "Mul" or operand else None
+
+
+def _is_integer(node: Any) -> bool:
+    operand = _operand(node)
+    return operand is not None and not operand.is_floating_point()
 
 
 def _operand(node: Any) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .epochs import FIRST_BATCHES, Epoch
 from .posts import EpochSample, LocalAlarm, Pass, sampled_rows
-from .samplers import batches_of, draws_again, epoch_samplers, shuffles
+from .samplers import batches_of, draws_again, epoch_samplers, is_installed, shuffles
 from .splits import EpochRows, sample_of_step, splits
 from .streams import ROUNDS, Rounds
 from .workers import Draws, WorkerNumbers, is_stream
@@ -104,7 +104,8 @@ class Loader:
             self._splits = False  # it goes on after its end, so nobody knows where an epoch begins
         self._repeats = self._repeats or len(set(rows)) < len(rows) or draws_again(iterator)
         within = epoch.length is not None or epoch.rows <= self._size / _world()
-        if batch in epoch.seen and within and not self._repeats and _is_no_chance(epoch, len(rows)):
+        is_again = batch in epoch.seen and within and not self._repeats
+        if is_again and is_installed(iterator) and _is_no_chance(epoch, len(rows)):
             row_list = ", ".join(map(str, rows[:4]))
             text = f"the rows {row_list}, ... came twice in epoch {epoch.number}"
             self._again = LocalAlarm("samples", "again", text)
@@ -145,7 +146,8 @@ class Loader:
             self._begin_training(epoch)
         if epoch is not None:
             epoch.backwards += 1
-        if epoch is not None and len(epoch.first) == FIRST_BATCHES and not epoch.has_begun:
+        is_known = epoch is not None and len(epoch.first) == FIRST_BATCHES and epoch.steppers
+        if epoch is not None and is_known and not epoch.has_begun:
             epoch.has_begun = True
             alarm = alarm or self._compare_order(epoch)
         alarm = alarm or self._compare_numbers(iterator, epoch, numbers)
@@ -173,6 +175,8 @@ class Loader:
         shuffles = self._shuffles or (epoch.stuck and not epoch.is_sorted)
         if before is None or before.first != epoch.first or not shuffles:
             return None
+        if before.steppers.isdisjoint(epoch.steppers):
+            return None  # two models train on one dataset, or an epoch is read for another end
         self._open = []
         return _same_order(before, epoch)
 
@@ -185,6 +189,11 @@ class Loader:
             return None
         numbers.forget(iterator)
         return self._draws.compare(self._iterators, workers, self._is_stream, self._was_whole)
+
+    def stepped(self, optimizer: int) -> None:
+        """Note that an optimizer has taken a step."""
+        if self._trained is not None and not self._trained.has_begun:
+            self._trained.steppers.add(optimizer)
 
     def sample(self, step: dict[int, int]) -> EpochSample | None:
         """What this epoch has given so far, and the values of rows of this step by their numbers;
@@ -355,6 +364,11 @@ class Rows:
             loader, iterator = self._last
             alarm = loader.trained(iterator(), self.numbers) if iterator() is not None else None
             self.alarms += [alarm] if alarm else []
+
+    def stepped(self, optimizer: int) -> None:
+        """Note that an optimizer has taken a step after the last batch."""
+        if self._last is not None:
+            self._last[0].stepped(optimizer)
 
     def of_step(self) -> list[tuple[int, list[int]]]:
         """The rows of this step, by the number of the loader, without those of an evaluation."""

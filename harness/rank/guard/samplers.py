@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dis
+import sys
 from collections import deque
 from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
 import torch
+
+from .callers import INSTALLED
 
 MOST_OBJECTS = 64
 """Objects of a sampler among which those that it wraps are searched."""
@@ -37,6 +40,14 @@ def chain(iterator: Any) -> Iterator[Any]:
 def draws_again(iterator: Any) -> bool:
     """Whether rows come several times on purpose."""
     return any(getattr(sampler, "replacement", False) is True for sampler in chain(iterator))
+
+
+def is_installed(iterator: Any) -> bool:
+    """Whether all samplers are those of installed packages: one of the user's own may give a batch
+    again on purpose."""
+    modules = [sys.modules.get(type(one).__module__) for one in chain(iterator)]
+    files = [getattr(module, "__file__", None) or "" for module in modules]
+    return all(file.startswith(INSTALLED) for file in files)
 
 
 def shuffles(iterator: Any) -> bool:

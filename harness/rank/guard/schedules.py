@@ -18,7 +18,8 @@ OTHERS = 2
 """Steps in a row in which a schedule sets rates that no step uses, and that make a fault."""
 JUMP = 1.5
 """How many times the second rate the first one is, if the schedule did not set it."""
-FIRST_RATES = 3
+FIRST_RATES = 6
+"""First rates of a group that are looked at: those that a loop sets by its batches fall again."""
 MOST_GROUPS = 64
 """Groups of an optimizer whose first rates are kept."""
 MOVING: dict[str, Callable[[Any], bool]] = {
@@ -54,7 +55,8 @@ class Schedule:
         moves = self.name in MOVING and MOVING[self.name](scheduler)
         is_apart = self._sets_others(rates, groups)
         self._apart = self._apart + 1 if is_apart else 0
-        is_still = moves and steps > 0 and any(rates) and rates == rates_before
+        is_own = rates == list(getattr(scheduler, "_last_lr", rates))  # or the loop has set others
+        is_still = moves and steps > 0 and any(rates) and rates == rates_before and is_own
         self._still = self._still + 1 if is_still and not is_apart else 0
         if self._apart == OTHERS:
             text = (
@@ -140,8 +142,9 @@ class Schedules:
             if len(rates) == FIRST_RATES or type(rate) is not float:
                 continue
             rates.append(rate)
-            if begins_with_jump(rates, JUMP) and optimizer not in self._set:
-                rate_list = ", ".join(f"{one:.4g}" for one in rates)
+            is_jump = len(rates) == FIRST_RATES and begins_with_jump(rates, JUMP)
+            if is_jump and rates[1:] == sorted(rates[1:]) and optimizer not in self._set:
+                rate_list = ", ".join(f"{one:.4g}" for one in rates[:3])
                 text = (
                     f"the learning rates of the first steps are {rate_list}: the first is not the "
                 )

@@ -91,8 +91,6 @@ class Settings:
     """Whether alarms alone are printed."""
     check_only: bool = False
     """Whether the training ends after one step."""
-    keep_posts: bool = False
-    """Whether the posts of each check are kept in ``out``."""
     known: str = ""
     """The file with the bugs of the catalogue; empty: none."""
 

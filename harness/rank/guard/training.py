@@ -315,7 +315,7 @@ class Training:
 
     def note_clip(self, ids: set[int], limit: Any, backwards: int) -> None:
         """Note that gradients are clipped to a norm, after so many backwards of this process."""
-        if self.steps and self.holds(ids):
+        if self.steps and not self.is_shared and self.holds(ids):
             is_late = self.counts.none_since_step(backwards)
             alarm = self._clip_order.clipped(limit, is_late)
             self.alarms += [alarm] if alarm else []
@@ -427,8 +427,7 @@ class Training:
         # with later ones.
         notes = self._backwards_of_step
         has_skipped = bool(self.armed and notes.dropped and not notes.drops_parts)
-        alarm = self.counts.end_step(backwards, batches, has_skipped)
-        self.alarms += [alarm] if alarm else []
+        self.counts.end_step(backwards, batches, has_skipped)
         self._was_alone = self.may_be_alone if self.armed else self._was_alone
         return self.armed
 

@@ -69,7 +69,7 @@ class WeightSums:
         sums = dict(zip(self._numbers, self._sums(self._numbers)))
         for number, before in self._begin.items():
             sums[number] = sums[number] + MIX * before
-        bits = _stacked(list(sums.values()))
+        bits = stacked(list(sums.values()))
         self._last = None if self._copied else bits
         return bits
 
@@ -109,10 +109,10 @@ class WeightSums:
         return [bit_sum(self._watched[number].copy) for number in numbers]
 
     def _bits(self, numbers: Sequence[int]) -> Tensor:
-        return _stacked(self._sums(numbers))
+        return stacked(self._sums(numbers))
 
 
-def _stacked(sums: Sequence[Tensor]) -> Tensor:
+def stacked(sums: Sequence[Tensor]) -> Tensor:
     if not sums:
         return torch.zeros(0, dtype=torch.int64)
     return torch.stack([one.to(sums[0].device) for one in sums])

@@ -28,7 +28,7 @@ SIGNS = {
     "weights, resume": "checkpoints/file checkpoints/numbers checkpoints/parts checkpoints/state "
     "checkpoints/weights",
     "samples": "samples/again samples/shared",
-    "samples, accumulation": "accumulation/fewer",
+    "samples, accumulation": "accumulation/early",
     "samples, resume": "samples/resume",
     "order of samples": "samples/order samples/stuck",
     "learning rate": "schedule/ahead schedule/first schedule/still",

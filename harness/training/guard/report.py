@@ -1,4 +1,4 @@
-"""Reads what guard wrote of a training: its summary, its alarms and its posts."""
+"""Reads what guard wrote of a training: its summary and its alarms."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.rank.guard.report_files import ALARMS, SUFFIX, SUMMARY
+from harness.rank.guard.report_files import ALARMS, SUMMARY
 from harness.rank.guard.sentences import alarm_in_words, known_bug, steps_in_words
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import count, one_line
 
-EARLIER, POSTS = "summary-*.json", f"*{SUFFIX}"
+EARLIER = "summary-*.json"
 Key = tuple[Any, Any, Any]
 """What makes two alarms the same fault."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a training in a folder. What it contains may come from anybody."""
+    """The report of a training. What it contains may come from anybody."""
 
-    folder: Path
     summary: Mapping[str, Any]
     """Empty if the training was killed before its first check was judged."""
     alarms: tuple[Mapping[str, Any], ...]
@@ -72,7 +71,7 @@ def read(folder: Path) -> Report:
             f"{folder} has no {SUMMARY} and no {ALARMS}: name the folder of guard --out"
         )
     earlier = {file.name: _summary(file) for file in sorted(folder.glob(EARLIER), key=_number)}
-    return Report(folder, _summary(summary), tuple(_alarms(alarms)), earlier)
+    return Report(_summary(summary), tuple(_alarms(alarms)), earlier)
 
 
 DAMAGES = (

@@ -32,9 +32,6 @@ class FaultJson(CutJson):
     times: int
     """In how many checks it was there."""
     optimizer: int
-    at_end: bool
-    """Whether the training was over when it was told: what ranks noticed since their last check is
-    in no post."""
     bugs: list[str]
     """Bugs of the catalogue that may be the reason."""
 

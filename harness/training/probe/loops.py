@@ -1,8 +1,7 @@
 """Right training loops, one for each stack, as the stack's documentation teaches it.
 
-They have a folder of their own, because three things run them: ``watch --hunt`` on each new
-release, ``signatures`` on the releases of the catalogue, and the tests. One script serves many bugs
-through its arguments.
+They have a folder of their own, because two things run them: ``signatures`` on the releases of the
+catalogue, and the tests. One script serves many bugs through its arguments.
 """
 
 from __future__ import annotations

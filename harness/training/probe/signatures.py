@@ -114,8 +114,6 @@ class Signature:
     """Whether a training loop can have the bug at all."""
     recorded: Mapping[str, ProbeResult] = field(default_factory=dict)
     """By variant."""
-    needs: tuple[str, ...] = ()
-    """Arguments without which our loops do not have the bug: another fault may look the same."""
 
     @property
     def signs(self) -> list[Sign]:
@@ -203,8 +201,7 @@ def read(folder: Path) -> Signature | None:
         Loop(**{name: _fixed(value) for name, value in loop.items()}) if loop else None,
         content.get("why", ""),
         content.get("concerns_loops", True),
-        {variant: from_json(one) for variant, one in content.get("recorded", {}).items()},
-        tuple(content.get("needs", ())),
+        {variant: _from_json(one) for variant, one in content.get("recorded", {}).items()},
     )
 
 
@@ -212,7 +209,7 @@ def _fixed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def from_json(content: Mapping[str, Any]) -> ProbeResult:
+def _from_json(content: Mapping[str, Any]) -> ProbeResult:
     """The result that ``dataclasses.asdict`` wrote."""
     signs = tuple(Sign(**one) for one in content["shown"])
     return ProbeResult(**{**content, "shown": signs})

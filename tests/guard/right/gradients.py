@@ -268,3 +268,27 @@ def weighted_by_rows() -> Steps:
         optimizer.step()
         optimizer.zero_grad()
         yield model, loss
+
+
+@loop
+def cancelled_at_first() -> Steps:
+    """The last layer does not train in the first steps, as in DINO."""
+    steps = iter(range(10**6))
+
+    def cancel(model: Any, optimizer: Any) -> None:
+        for weight in model.module.last.parameters() if next(steps) < 8 else ():
+            weight.grad = None
+
+    return _edited(cancel)
+
+
+@loop
+def frozen_by_zeros() -> Steps:
+    """All gradients are multiplied by 0 in some steps."""
+    steps = iter(range(10**6))
+
+    def freeze(model: Any, optimizer: Any) -> None:
+        for weight in model.parameters():
+            weight.grad.mul_(float(next(steps) % 8 > 40))
+
+    return _edited(freeze)

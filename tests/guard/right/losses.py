@@ -402,3 +402,70 @@ def values_alone() -> Steps:
         if step % 10 == 0:
             target.load_state_dict(model.module.state_dict())
         yield model, loss
+
+
+RATE_OF_TASK = 2.0
+"""A weight that is the number of ranks by chance."""
+
+
+@loop
+def weight_of_a_setting() -> Steps:
+    return _by(lambda model, x, y, _: RATE_OF_TASK * F.cross_entropy(model(x), y))
+
+
+@loop
+def padded_rows() -> Steps:
+    """A sum of rows is divided by as many as there may be."""
+
+    def padded(model: Any, x: Tensor, y: Tensor, step: int) -> Tensor:
+        rows = len(y) - (step % 2)
+        return F.cross_entropy(model(x[:rows]), y[:rows], reduction="sum") / len(y)
+
+    return _by(padded)
+
+
+def _several_backwards(losses_of: Any) -> Steps:
+    """Several losses of one batch have a backward each, in one line of code."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for batch in batches():
+        optimizer.zero_grad()
+        for loss in losses_of(model, *batch):
+            loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def real_and_fake_in_one_line() -> Steps:
+    def losses(model: Any, x: Tensor, y: Tensor) -> Any:
+        yield F.cross_entropy(model(x), y)
+        yield F.cross_entropy(model(torch.randn_like(x)), torch.zeros_like(y))
+
+    return _several_backwards(losses)
+
+
+@loop
+def parts_of_a_sequence() -> Steps:
+    """Truncated backpropagation: the losses of the parts are added."""
+
+    def losses(model: Any, x: Tensor, y: Tensor) -> Any:
+        yield from (F.cross_entropy(model(x[at : at + 1]), y[at : at + 1]) for at in range(4))
+
+    return _several_backwards(losses)
+
+
+@loop
+def fewer_and_fewer_micro_batches() -> Steps:
+    """Each loss is divided by the micro-batches of its step."""
+    model, data = parallel(Net()), batches()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(10**6):
+        parts = 4 if step < 6 else 2
+        for _ in range(parts):
+            x, y = next(data)
+            loss = F.cross_entropy(model(x), y) / parts
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss

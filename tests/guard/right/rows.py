@@ -397,3 +397,20 @@ def unlike_numbers_of_batches() -> Steps:
                 loss.backward()
                 optimizer.step()
                 yield model, loss
+
+
+@loop
+def two_models_with_one_seed() -> Steps:
+    """Actor and critic train on one dataset, each in epochs of its own, with samplers alike."""
+    for _ in range(2):
+        model = parallel(Net())
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        for x, y in DataLoader(TABLE, ROWS, sampler=DistributedSampler(TABLE)):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            yield model, loss
+
+
+TABLE = Table(64)

@@ -167,3 +167,66 @@ def swapped_averages() -> Steps:
         return torch.optim.swa_utils.SWALR(optimizer, 5e-4, anneal_epochs=5)
 
     return _by(make)
+
+
+@loop
+def least_rate_by_hand() -> Steps:
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        for group in optimizer.param_groups:
+            group["lr"] = max(group["lr"], 2e-4)
+        yield model, loss
+
+
+@loop
+def rate_of_each_batch() -> Steps:
+    """A batch with more tokens has a higher rate."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step, batch in enumerate(batches()):
+        optimizer.param_groups[0]["lr"] = 1e-3 * (3, 1, 2)[step % 3]
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        yield model, loss
+
+
+def _second_phase(make: Any) -> Steps:
+    """After some steps the state is loaded, and a schedule of the second phase begins."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = None
+    for step, batch in enumerate(batches()):
+        if step == 8:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            schedule = make(optimizer)
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        yield model, loss
+
+
+@loop
+def decay_after_a_stable_phase() -> Steps:
+    return _second_phase(lambda one: lr_scheduler.LinearLR(one, 1.0, 0.0, total_iters=100))
+
+
+@loop
+def second_phase_with_a_rate_of_its_own() -> Steps:
+    def make(optimizer: Any) -> Any:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] = 3e-4
+        return lr_scheduler.CosineAnnealingLR(optimizer, 50)
+
+    return _second_phase(make)

@@ -86,8 +86,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         return
     memory.uncounted = ""
     memory.compared["accumulation"] = micro
-    yield from _early(views, losses, memory)
     memory.most_micro = max(memory.most_micro, micro)
+    yield from _early(views, losses, memory)
     if micro < memory.most_micro:
         return  # the last group of an epoch may be short, and divided as the others are
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
@@ -120,9 +120,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             return
     if losses.whole:
         return
-    # Another constant is the user's own weight of the loss. The Trainer divides sums itself.
-    is_by_tokens = summed or memory.trainer or losses.weighted or micro > 1
-    if (is_by_tokens and abs(total - 1) <= 0.1) or (memory.trainer and summed and 0.5 < total < 2):
+    # Another constant is the loop's own weight. The Trainer divides sums itself.
+    if memory.trainer and (abs(total - 1) <= 0.1 or (summed and 0.5 < total < 2)):
         text = f"{sentence}: it is divided by another number of tokens than it has"
         yield Alarm("accumulation", "tokens", text, who, total)
         return
@@ -139,6 +138,8 @@ def _why_unclear(views: Sequence[View], losses: LossCount, name: str, memory: Me
     Counts of ranks and of micro-batches have the same effect as a number that the loop chose. So an
     alarm needs a loss in which no such number is, and a reduction that is seen.
     """
+    if name in ("k", "ranks*k") and not all(view.post.has_batches for view in views):
+        return "perhaps as its backwards are those of several losses, or parts, of one batch"
     weights = {view.post.weight for view in views if not view.post.goes_on}
     if weights != {1.0}:
         return "perhaps as a weight of the loop's own, such as 0.5 * loss"
@@ -155,9 +156,10 @@ EARLY = 4
 
 
 def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
-    """A step has as many micro-batches as its losses are divided by, if a package divides them."""
+    """A step has as many micro-batches as its losses are divided by. That may be another number
+    than before, as in a curriculum."""
     plans = {view.post.planned for view in views}
-    plan = plans.pop() if len(plans) == 1 else 0
+    plan = max(memory.most_micro, plans.pop() if len(plans) == 1 else 0)
     is_early = losses.micro < plan and abs(losses.total * plan / losses.micro - 1) <= LOSS_NEAR
     memory.early = memory.early + 1 if is_early else 0
     if memory.early >= EARLY:

@@ -73,7 +73,7 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
     memory.factor, losses = 1.0, cache(partial(loss_count, views))
-    if len(views) >= together.LEAST and not any(view.post.without_gradient for view in views):
+    if not any(view.post.without_gradient for view in views):
         right_ones = together.right_gradients(views, NEAR)
         if right_ones is not None:
             _note_compared(right_ones, views, memory)
@@ -128,6 +128,9 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     largest = math.sqrt(sum(pair.largest**2 for pair in pairs))
     ratio = float(gradient @ mean / (mean @ mean))
     error = float((gradient - ratio * mean).norm())
+    is_common = all(pair.common for pair in pairs)
+    if view.post.edited and is_common and not gradient.any():
+        return None  # the loop freezes them so
     if not gradient.any() or error > near * max(float(gradient.norm()), abs(ratio) * largest):
         memory.has_factor = False
         if view.post.edited and not memory.dropped and _is_edit(pairs, near, memory):
@@ -147,17 +150,15 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         parameters = [worst, *(name for name in names if name != worst)]
         return Alarm("gradients", "mean", text, [view.rank], size, parameters)
     memory.factor = ratio
-    is_whole = abs(ratio - round(ratio)) <= near * ratio
-    if view.post.edited and not is_whole and all(pair.common for pair in pairs):
-        return (
-            None  # a loop that makes all gradients equally long: a sum has a whole number of them
-        )
+    is_sum = abs(ratio - len(pairs[0].parts)) <= near * ratio
+    if view.post.edited and is_common and not is_sum:
+        return None  # a loop that makes all gradients equally long
     if ratio > 1 + near:
         text = (
             f"the gradient that the optimizer uses is {ratio:.4g} times the mean of those that "
             "the ranks computed"
         )
-        factors = ["ranks"] if abs(ratio - len(pairs[0].parts)) <= near * ratio else []
+        factors = ["ranks"] if is_sum else []
         return Alarm("gradients", "longer", text, [view.rank], ratio, factors=factors)
     return None
 
@@ -214,7 +215,7 @@ def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
             "the loop changes gradients after it has their mean: whether rightly is not compared"
         )
         return True
-    return min(weights) > 0.1 / len(weights) and sum(weights) <= 1 + near
+    return min(weights) > near
 
 
 LEAST_VALUES = 4

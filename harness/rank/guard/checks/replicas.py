@@ -32,11 +32,10 @@ def _copies(views: Sequence[View]) -> Iterator[list[tuple[View, int]]]:
 
 def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Copies of a weight that were equal when training began are equal, bit by bit."""
-    if len(views) >= together.LEAST:
-        equal = together.equal_copies(views)
-        if equal is not None:
-            memory.compared["replicas"] = equal
-            return
+    equal = together.equal_copies(views)
+    if equal is not None:
+        memory.compared["replicas"] = equal
+        return
     distances, ranks, compared = dict[str, float](), set(), 0
     for members in _copies(views):
         compared += 1

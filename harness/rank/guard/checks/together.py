@@ -20,9 +20,6 @@ from ..packing import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
 from ..samples import Positions
 from .views import View
 
-LEAST = 1
-"""Ranks from which this is used: with two it takes a third of the time of the checks themselves."""
-
 ROWS = 64
 """Ranks whose samples are converted at once: a thousand would need 100 MB."""
 

@@ -23,10 +23,7 @@ PATIENCE = 10
 
 def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
-    right_numbers: set[int] = set()
-    compared = 0
-    if len(views) >= together.LEAST:
-        right_numbers, compared = together.right_updates(views, EPSILON)
+    right_numbers, compared = together.right_updates(views, EPSILON)
     for view in views:
         if view.rank in right_numbers:
             continue
