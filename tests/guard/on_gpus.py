@@ -154,8 +154,8 @@ def train(kind: str, size: str, seconds: float, fault: str) -> None:
         is_over += len(times) > FIRST and time.monotonic() - began > seconds
         dist.broadcast(is_over, 0)
     if dist.get_rank() == 0:
-        size = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) / 1e6
-        print(json.dumps({"steps": len(times), "ms": times[FIRST:], "millions": size}))
+        values = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        print(json.dumps({"steps": len(times), "ms": times[FIRST:], "millions": values / 1e6}))
     dist.destroy_process_group()
 
 
