@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from harness.bugs.api.plan import BrokenPlan, Checklist, Kind, Plan
 from harness.bugs.api.shapes import (
     COUNT,
+    FLAG,
     LINE,
     NUMBER,
     TEXT,
@@ -30,7 +31,7 @@ from harness.rank.exits import IDENTITY, Identity
 from harness.rank.run_folder import BEGIN, END, part_file, records_file
 
 _VERSION = alike(matching(r"\d+(\.\d+)+\S*", "version"))
-ON_GPU = {"gpu": LINE, "nccl": _VERSION, "cuda": _VERSION}
+ON_GPU = {"gpu": LINE, "nccl": _VERSION, "cuda": _VERSION, "shares_gpu": FLAG}
 """The facts of ``start`` that only the gpu lane has."""
 HARNESS_KINDS: Mapping[str, Kind] = {
     BEGIN: Kind({**IDENTITY, "pid": COUNT, "host": LINE}),

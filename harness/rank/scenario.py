@@ -58,7 +58,7 @@ def main(run_folder: Path, variant: str, launch: str) -> Path:
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
     _set_up_torch(context)
     context.seconds["torch"] = time.monotonic() - STARTED
-    recorder.record("start", **_environment(context.lane))
+    recorder.record("start", **start_facts(context.lane))
     with context.phase("upstream"):
         uses = shims.import_upstream(trial["shims"], trial["modules"].values())
     _seed(context.seed)
@@ -104,7 +104,7 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed()
 
 
-def _environment(lane: Lane) -> dict[str, Any]:
+def start_facts(lane: Lane) -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {

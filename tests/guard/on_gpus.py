@@ -6,6 +6,7 @@ processes of its own under torchrun. The table has the mean step, guard's checks
     python -m tests.guard.on_gpus --gpus 4 --kinds ddp,zero1,zero3 --seconds 20
     python -m tests.guard.on_gpus --gpus 2 --kinds ddp --seconds 1200 --runs guard
     python -m tests.guard.on_gpus --gpus 2 --kinds ddp --fault bit --runs guard
+    python -m tests.guard.on_gpus --gpus 2 --kinds ddp --size 4,256     # share one GPU
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from harness.rank import gpu_places
 from harness.system.text import markdown_table
 
 WORDS, LENGTH, ROWS = 32_000, 512, 8
@@ -76,9 +78,14 @@ class Gpt(nn.Module):
 Step = Callable[[torch.Tensor], None]
 
 
-def with_torch(kind: str, fault: str) -> tuple[nn.Module, Step]:
+def gpt(kind: str, size: str) -> Gpt:
+    """The GPT of a kind of training, or one of another size, such as ``4,256``."""
+    blocks, width = map(int, size.split(",")) if size else SIZES.get(kind, USUAL)
+    return Gpt(blocks, width).cuda()
+
+
+def with_torch(kind: str, model: nn.Module, fault: str) -> tuple[nn.Module, Step]:
     """A model under DDP or FSDP2 with a fused Adam, and a step of its training."""
-    model: nn.Module = Gpt(*SIZES.get(kind, USUAL)).cuda()
     if kind == "fsdp2":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -103,7 +110,7 @@ def with_torch(kind: str, fault: str) -> tuple[nn.Module, Step]:
     return model, step
 
 
-def with_deepspeed(kind: str, _: str) -> tuple[nn.Module, Step]:
+def with_deepspeed(kind: str, model: nn.Module, _: str) -> tuple[nn.Module, Step]:
     """An engine of DeepSpeed in bf16, and a step of its training."""
     import deepspeed
 
@@ -112,7 +119,6 @@ def with_deepspeed(kind: str, _: str) -> tuple[nn.Module, Step]:
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": int(kind[-1])},
     }
-    model = Gpt(*USUAL).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     engine, *_rest = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
@@ -123,12 +129,14 @@ def with_deepspeed(kind: str, _: str) -> tuple[nn.Module, Step]:
     return engine, step
 
 
-def train(kind: str, seconds: float, fault: str) -> None:
+def train(kind: str, size: str, seconds: float, fault: str) -> None:
     """Train on this rank; rank 0 prints its steps and their milliseconds as JSON."""
+    gpu_places.take_place()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    model, step = (with_deepspeed if kind.startswith("zero") else with_torch)(kind, fault)
+    make = with_deepspeed if kind.startswith("zero") else with_torch
+    model, step = make(kind, gpt(kind, size), fault)
     torch.manual_seed(dist.get_rank())
     times: list[float] = []
     is_over = torch.zeros(1, device="cuda")
@@ -146,8 +154,8 @@ def train(kind: str, seconds: float, fault: str) -> None:
         is_over += len(times) > FIRST and time.monotonic() - began > seconds
         dist.broadcast(is_over, 0)
     if dist.get_rank() == 0:
-        size = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()) / 1e6
-        print(json.dumps({"steps": len(times), "ms": times[FIRST:], "millions": size}))
+        values = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        print(json.dumps({"steps": len(times), "ms": times[FIRST:], "millions": values / 1e6}))
     dist.destroy_process_group()
 
 
@@ -160,7 +168,8 @@ def flip_bit(weight: torch.Tensor) -> None:
 def run(kind: str, is_guarded: bool, options: argparse.Namespace) -> tuple[str, ...]:
     """A row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        ours = ["--train", kind, "--seconds", str(options.seconds), "--fault", options.fault]
+        ours = ["--train", kind, "--size", options.size, "--fault", options.fault]
+        ours += ["--seconds", str(options.seconds)]
         torchrun = ["torch.distributed.run", "--nproc-per-node", str(options.gpus)]
         command = [sys.executable, "-m", *torchrun, "-m", "tests.guard.on_gpus", *ours]
         if is_guarded:
@@ -195,13 +204,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--kinds", default="ddp,fsdp2,compile,zero1,zero2,zero3")
+    parser.add_argument("--size", default="", help="blocks and width: 4,256")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each training")
     parser.add_argument("--runs", default=",guard,,guard", help="without guard, with it, ...")
     parser.add_argument("--fault", default="", choices=("", "sync", "bit"))
     parser.add_argument("--train", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.train, options.seconds, options.fault)
+        train(options.train, options.size, options.seconds, options.fault)
         return
     rows = []
     for kind in options.kinds.split(","):

@@ -158,8 +158,7 @@ def test_a_mistake_in_the_inputs_fails_the_job_always(ready: Job) -> None:
     ready.inputs = {"files": "nowhere.txt", "fail": "false"}
     code, printed = ready.run("check")
     assert (code, printed) == (2, "distributed-bugs: no file nowhere.txt\n")
-    for step in ("check", "probe"):
-        name = {"check": "options", "probe": "probe"}[step]
+    for step, name in (("check", "options"), ("probe", "probe"), ("run", "run")):
         ready.inputs = {name: "'--strict", "fail": "false"}
         code, printed = ready.run(step)
         why = f"the input {name} is not words of a shell: a quote has no end"
@@ -222,13 +221,22 @@ def test_the_page_names_the_inputs_and_the_tag_of_the_next_release() -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_install_this_checkout_and_import_no_module_of_the_job(job: Job) -> None:
+@pytest.mark.parametrize("words", ["", "scenario=torch lane=gpu"])
+def test_the_steps_install_this_checkout_and_import_no_module_of_the_job(
+    job: Job, words: str
+) -> None:
     for module in ("venv.py", "pip.py", "json.py", "harness.py"):
         (job.workspace / module).write_text("raise SystemExit('of the repository')\n")
     (job.workspace / "requirements.txt").write_text("deepspeed==0.13.2\n")
+    job.inputs = {"run": words, "torch": "torch>=2.4,<2.12"}
     for step in ("cache", "tool"):
         code, printed = job.run(step)
         assert code == 0, printed
+    of_run = subprocess.run(
+        [Path(job.outputs["tool"]["folder"], "tool/bin/python"), "-I", "-c", "import torch, hydra"],
+        check=False,
+    )
+    assert (of_run.returncode == 0) == bool(words)
     assert re.fullmatch(r"distributed-bugs-Linux-X64-[0-9a-f]{16}-", job.outputs["cache"]["key"])
     code, printed = job.run("check")
     assert code == 1, printed
@@ -253,6 +261,19 @@ def test_the_job_probes_a_script(ready: Job, words: str, expected: int) -> None:
     assert "\n    our loop.py " in ready.summary
     after = printed.partition(f"::{stop}::\n")[2]
     assert after.startswith("::error title=probe::our loop.py is not right") == bool(expected)
+
+
+@pytest.mark.parametrize(("fail", "expected"), [("true", 4), ("false", 0)])
+def test_a_job_runs_scenarios_on_the_gpus_that_its_runner_has(
+    ready: Job, monkeypatch: pytest.MonkeyPatch, fail: str, expected: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ready.inputs = {"run": "scenario=device_math lane=gpu", "fail": fail}
+    code, printed = ready.run("run")
+    assert code == expected, printed
+    assert "needs 1 GPU, and this machine has 0" in printed
+    assert "## distributed-bugs: run\n\n    " in ready.summary
+    assert "\n    device_math: unsupported" in ready.summary
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.bugs.api.plan import BrokenPlan, Kind, each
+from harness.bugs.api.plan import BrokenPlan, Kind, each, wrong_facts
 from harness.bugs.api.shapes import NUMBER
-from harness.bugs.api.spec import Records
+from harness.bugs.api.spec import Lane, Records
 from harness.rank.exits import Exit, Identity, read_exit, write_exit
 from harness.rank.recorder import HARNESS_KINDS, Recorder
 from harness.rank.run_folder import RUN_FILE, create_run_folder, last_record, read_records
+from harness.rank.scenario import start_facts
 from harness.run.validation import merged
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
@@ -81,6 +82,14 @@ def test_a_rank_that_skips_a_planned_record_leaves_no_records(tmp_path: Path) ->
     with pytest.raises(BrokenPlan, match="planned, but missing"):
         writing.close()
     assert not writing.final.exists()
+
+
+def test_what_a_rank_says_of_its_gpu_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 28, 9))
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    for lane in Lane:
+        assert wrong_facts(HARNESS_KINDS["start"].facts_of(0), start_facts(lane)) == ""
 
 
 @pytest.mark.parametrize("kind", HARNESS_KINDS)
