@@ -73,19 +73,14 @@ def _shares(trials: list[Result]) -> bool:
 def _both(own: Kept, shared: Kept) -> str:
     """Whether scenarios that ran in both ways show the same."""
     names = [name for name in own if name in shared]
-    outcomes = [
-        {trial.variant: trial.outcome for trial in kept[name]}
-        for name in names
-        for kept in (own, shared)
-    ]
-    pairs = list(zip(names, outcomes[::2], outcomes[1::2], strict=True))
-    differing = [
-        f"`{name}`"
-        for name, one, other in pairs
-        if any(other.get(variant, outcome) is not outcome for variant, outcome in one.items())
-    ]
-    end = f" Other outcomes: {', '.join(differing)}." if differing else " Each outcome is the same."
-    return f"{count(len(names), 'scenario')} ran in both ways.{end if names else ''}"
+    differing = [f"`{name}`" for name in names if not _agree(own[name], shared[name])]
+    end = f"Other outcomes: {', '.join(differing)}." if differing else "Each outcome is the same."
+    return f"{count(len(names), 'scenario')} ran in both ways.{f' {end}' if names else ''}"
+
+
+def _agree(trials: list[Result], others: list[Result]) -> bool:
+    outcomes = {trial.variant: trial.outcome for trial in others}
+    return all(outcomes.get(one.variant, one.outcome) is one.outcome for one in trials)
 
 
 def _rows(own: Kept, shared: Kept) -> Iterator[list[str]]:

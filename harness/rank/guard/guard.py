@@ -282,10 +282,8 @@ class Guard:
 
     def _hears_collectives(self) -> bool:
         is_checked = self.fence.is_due() or self.fence.is_armed()
-        return is_checked or (self.fence.is_alive() and self._may_gather_or_average())
-
-    def _may_gather_or_average(self) -> bool:
-        return not self.trainings or self.collectives.is_between
+        may_average = not self.trainings or self.collectives.is_between
+        return is_checked or (may_average and self.fence.is_alive())
 
     def _collective(self, event: Collective) -> None:
         self.collectives.called(event, self._in_backward)

@@ -94,13 +94,14 @@ def chain_of(root: Any) -> Chain:
     chain = Chain(root.grad_fn, root.output_nr)
     chain.follows = root.grad_fn is not None and _number(root.grad_fn) is not None
     for _ in range(DEPTH):
-        node = chain.node
-        if _operand(node) is not None:
+        node, operand = chain.node, _operand(chain.node)
+        if operand is not None:
             number, divides = _number(node), _kind(node) == "Div"
             chain.is_whole = chain.is_whole and number is not None
             chain.numbers += [] if number is None else [(number, divides)]
             if number is not None and (divides or MULTIPLIER in sys.modules):
-                chain.counts |= {number} if number >= 2 and _is_integer(node) else set()
+                is_count = number >= 2 and not operand.is_floating_point()
+                chain.counts |= {number} if is_count else set()
         elif node is None or not (_kind(node) in SAME or _adds_constant(node)):
             break
         chain.node, chain.place = _next((node, chain.place))
@@ -181,11 +182,6 @@ def _number(node: Any) -> float | None:
     if operand is None or operand.device.type != "cpu" or operand.numel() != 1:
         return None
     return float(operand) if _kind(node) == "Mul" or operand else None
-
-
-def _is_integer(node: Any) -> bool:
-    operand = _operand(node)
-    return operand is not None and not operand.is_floating_point()
 
 
 def _operand(node: Any) -> Tensor | None:

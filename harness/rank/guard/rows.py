@@ -230,10 +230,9 @@ class Loader:
 
     def resumed_order(self) -> list[int]:
         """The first batches of the first epoch after a load; empty before these have trained."""
-        epoch = self._resumed
-        if epoch is None or not epoch.has_begun:
+        if self._resumed is None or not self._resumed.has_begun:
             return []
-        self._resumed = None
+        epoch, self._resumed = self._resumed, None
         return epoch.first
 
     def _pass(self, number: int, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
