@@ -83,7 +83,7 @@ class Advice:
             parts.append(f"{len(self.remaining)} {remain}: {', '.join(self.remaining)}")
         if self.new:
             parts.append(f"but it has {', '.join(self.new)}")
-        return "; ".join(parts)
+        return f"{'; '.join(parts)} (not tried with your other pins)"
 
 
 def advice(
