@@ -51,7 +51,9 @@ class Averages:
         return copies
 
     def _trained(self) -> Weights:
-        return {name: p for name, p in self._names.items() if p.requires_grad}
+        trained = {name: p for name, p in self._names.items() if p.requires_grad}
+        # ZeRO 3 has placeholders of weights, and copies of its own.
+        return {} if any(hasattr(p, "ds_id") for p in trained.values()) else trained
 
 
 def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:

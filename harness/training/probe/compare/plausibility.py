@@ -73,11 +73,12 @@ def why_nothing_is_trained(steps: Sequence[Step]) -> str:
     is_coarse = any(eps > COARSE for eps in steps[0]["eps"].values())
     if is_coarse or any(norm(step["update"]) for step in steps):
         return ""
-    why = "its steps do not change any weight"
     if not any(norm(step["grad"]) for step in steps):
         why = "nothing is left of its gradients after clipping"
     elif not any(rate for step in steps for rate in step["lr"]):
         why = "its learning rate is 0 in all steps"
+    else:
+        return ""  # a loop may move weights itself, as a line search does
     return f"{why}, so it trains nothing, and no layout can differ"
 
 
