@@ -123,7 +123,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def more_scenarios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an additional upstream; ``made_up.scenario_module`` puts scenarios into it."""
+    """The folder of an additional upstream; ``made_up.scenario_files`` puts scenarios into it."""
     folder = tmp_path / "more" / "another_upstream"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()

@@ -86,11 +86,24 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int, free: int = 80_000) ->
     monkeypatch.setattr(machine, "_free_memory", lambda: [free] * count)
 
 
-def scenario_module(upstream: Path, name: str, text: str) -> None:
-    """Make the folder of a scenario whose module has this text."""
+BUG = """\
+title = "It is wrong"
+report = ["https://example.org/1"]
+fix = "none"
+symptom = "a wrong number"
+trigger = "two ranks"
+pins = { up = "1.0" }
+params.lr = { default = 0.1, above = 0, about = "of SGD" }
+variants = { buggy = {}, fixed = { release = "2.0" } }
+"""
+
+
+def scenario_files(upstream: Path, name: str, code: str = "", bug: str = BUG) -> None:
+    """Make the folder of a scenario with this code and this bug.toml."""
     (upstream / name).mkdir()
     (upstream / name / "__init__.py").touch()
-    (upstream / name / "scenario.py").write_text(text)
+    (upstream / name / "scenario.py").write_text(code)
+    (upstream / name / "bug.toml").write_text(bug)
 
 
 def published(*versions: str, yanked: str = "") -> Callable[..., list[Release]]:

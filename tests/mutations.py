@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome
@@ -74,11 +73,12 @@ def _trials(scenario: str, chosen: Sequence[Mutation]) -> Iterator[Result]:
 
 def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
     """Run mutations of a scenario; the catalogue contains them meanwhile."""
-    module: Any = catalog.load(scenario)
-    original = module.SCENARIO
-    module.SCENARIO = replace(
+    bug_of = catalog.scenario
+    original = bug_of(scenario)
+    mutated = replace(
         original, variants={**original.variants, **{m.name: m.of(original) for m in chosen}}
     )
+    catalog.scenario = lambda name: mutated if name == scenario else bug_of(name)
     try:
         names = ",".join(m.name for m in chosen)
         config = command_line.compose(
@@ -86,7 +86,7 @@ def _run(scenario: str, chosen: Sequence[Mutation]) -> RunResult:
         )
         return run(config)[0]
     finally:
-        module.SCENARIO = original
+        catalog.scenario = bug_of
 
 
 def _row(trial: Result, variant: str, about: str) -> dict[str, str]:

@@ -1,33 +1,35 @@
-"""Finds and loads the scenarios. Imports no torch, no Hydra and no upstream, so listing is quick.
+"""Finds the scenarios, and loads their code. Imports no torch, no Hydra and no upstream.
 
 Every public folder in the folder of an upstream, ``scenarios/deepspeed/bf16_clip/``, is one
-scenario, and its name is the folder's: there is no other list. Its module ``scenario`` holds
-``Params``, ``SCENARIO``, ``plan``, ``run``, ``detect`` and ``exercised``; an ``oracle`` supplies
-those that it does not define. See CONTRIBUTING.md. A module that cannot be used affects its own
-scenario and no other.
+scenario, and its name is the folder's: there is no other list. Its ``bug.toml`` has what is known
+of the bug, so that no code is imported to list or to check. Its module ``scenario`` holds ``plan``,
+``run``, ``detect`` and ``exercised``; an ``oracle`` supplies those that it does not define. See
+CONTRIBUTING.md. A scenario that cannot be used affects no other one.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 import scenarios
+from harness.bugs import bug_file
 from harness.bugs.api.checks import together
+from harness.bugs.api.knobs import params_class
 from harness.bugs.api.spec import FIXED, Defect, Scenario
 from harness.system.errors import HarnessError, UserError, unknown
 from harness.system.text import complaint, markdown
 
 T = TypeVar("T")
 
-PARTS = ("Params", "SCENARIO", "plan", "run", "detect", "exercised")
+PARTS = ("plan", "run", "detect", "exercised")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
 """What the ``oracle`` of a scenario supplies, unless the scenario defines it itself. The oracle may
 have ``checks`` instead of ``insufficient_checks``."""
@@ -39,7 +41,7 @@ LIST = "python -m harness list"
 
 COMMON = "common"
 """The folder with models and oracles that three or more scenarios share."""
-MODULE, PROPOSAL = "scenario", "proposal"
+MODULE = "scenario"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 REPORT, REPORT_SCRIPT = "report.md", "report.py"
@@ -47,7 +49,7 @@ REPORT, REPORT_SCRIPT = "report.md", "report.py"
 
 
 class BrokenScenario(HarnessError):
-    """A scenario's module cannot be used; the message names the file, the line and the error."""
+    """A scenario cannot be used; the message names the file, the place in it, and the error."""
 
 
 @cache
@@ -84,11 +86,12 @@ def forget() -> None:
     """Look for the scenarios again, after modules were added or removed."""
     places.cache_clear()
     _folders.cache_clear()
+    _read.cache_clear()
     _broken.clear()
 
 
 _broken: dict[str, str] = {}
-"""Why scenarios cannot be used, by name, as far as is known."""
+"""Why scenarios cannot be used, by name: those whose code was found to be broken when it ran."""
 
 
 def names() -> tuple[str, ...]:
@@ -103,29 +106,64 @@ def sound() -> tuple[str, ...]:
 
 
 def broken() -> dict[str, str]:
-    """Why scenarios cannot be used, by name."""
+    """Why scenarios cannot be used, by name. Code is broken only once it was loaded."""
     reasons = {}
     for name in names():
         try:
-            load(name)
+            scenario(name)
         except BrokenScenario as error:
             reasons[name] = str(error)
     return reasons
 
 
-def load(name: str) -> ModuleType:
-    """The module of one scenario. Raises UserError, with the choices, if there is none, and
+def scenario(name: str) -> Scenario:
+    """What is known of a bug. Raises UserError, with the choices, if there is no such scenario, and
     BrokenScenario if it cannot be used."""
-    place = _lookup(name, places())
+    _lookup(name, places())
     if name not in _broken:
         try:
-            module = _with_oracle(importlib.import_module(place))
-            if not (why := _unfit(name, module)):
-                return module
-            mark_broken(name, why)
-        except (Exception, SystemExit) as error:  # a module may do anything when it is imported
-            mark_broken(name, f"{_line_of(error)}: {complaint(error)}".removeprefix(": "))
+            return _read(name)
+        except (ValueError, OSError) as error:
+            place = file(name).replace(f"{MODULE}.py", bug_file.FILE)
+            why = complaint(error) if isinstance(error, OSError) else error
+            _broken[name] = f"{place}: {why}"
     raise BrokenScenario(_broken[name])
+
+
+@cache
+def _read(name: str) -> Scenario:
+    folders = _folders()[name]
+    if len(folders) > 1:
+        upstreams = [folder.parent.name for folder in folders]
+        raise ValueError(f"{' and '.join(upstreams)} both have a scenario of this name")
+    return bug_file.read(folders[0] / bug_file.FILE, places()[name])
+
+
+def load(name: str) -> ModuleType:
+    """The code of a scenario, with its class ``Params``. Raises as ``scenario`` does."""
+    bug, module = scenario(name), code(name)
+    if getattr(module, "bug", None) is not bug:
+        check = getattr(module, "check_params", None)
+        params = params_class(bug.knobs, check) if check else bug.params
+        vars(module).update(bug=bug, Params=params)
+    return module
+
+
+def code(name: str) -> ModuleType:
+    """The code of a scenario, with what its oracle supplies. Raises as ``scenario`` does."""
+    place = _lookup(name, places())
+    if name in _broken:
+        raise BrokenScenario(_broken[name])
+    try:
+        module = _with_oracle(importlib.import_module(place))
+        missing = [part for part in PARTS if not hasattr(module, part)]
+        why = f"it lacks {', '.join(missing)}" if missing else ""
+    except (Exception, SystemExit) as error:  # a module may do anything when it is imported
+        why = f"{_line_of(error)}: {complaint(error)}".removeprefix(": ")
+    if why:
+        mark_broken(name, why)
+        raise BrokenScenario(_broken[name])
+    return module
 
 
 def _with_oracle(module: ModuleType) -> ModuleType:
@@ -138,19 +176,6 @@ def _with_oracle(module: ModuleType) -> ModuleType:
     if checks is not None and not hasattr(module, "insufficient_checks"):
         module.insufficient_checks = together(*checks)  # type: ignore[attr-defined]
     return module
-
-
-def _unfit(name: str, module: ModuleType) -> str:
-    """Why an imported module is not a scenario; empty if it is one."""
-    missing = [part for part in PARTS if not hasattr(module, part)]
-    if missing:
-        return f"it lacks {', '.join(missing)}"
-    if not (isinstance(module.SCENARIO, Scenario) and is_dataclass(module.Params)):
-        return "SCENARIO must be a Scenario, and Params a dataclass"
-    if len(_folders()[name]) > 1:
-        upstreams = [folder.parent.name for folder in _folders()[name]]
-        return f"{' and '.join(upstreams)} both have a scenario of this name"
-    return ""
 
 
 def _line_of(error: BaseException) -> str:
@@ -196,16 +221,11 @@ def file(name: str) -> str:
     return f"{places()[name].replace('.', '/')}.py"
 
 
-def scenario(name: str) -> Scenario:
-    """The metadata of one scenario."""
-    metadata: Scenario = load(name).SCENARIO
-    title = story(name).partition("\n")[0].rstrip(".")
-    return replace(metadata, title=title, locks=folder(name) / "locks")
-
-
 def story(name: str) -> str:
-    """The docstring of a scenario's module: what goes wrong, for whom, and why."""
-    return markdown(load(name).__doc__ or "").strip()
+    """The docstring of a scenario's module: what goes wrong, for whom, and why. It is read, and not
+    imported."""
+    text = (_folders()[name][0] / f"{MODULE}.py").read_text(encoding="utf-8")
+    return markdown(ast.get_docstring(ast.parse(text)) or "").strip()
 
 
 def upstreams() -> list[str]:
@@ -222,13 +242,8 @@ def only_vehicles() -> set[str]:
 
 
 def proposal(name: str) -> tuple[Defect, ...]:
-    """The edits that mend a bug as its report proposes: ``PROPOSAL`` of its module ``proposal``,
-    otherwise those of ``fixed``; empty if it has neither."""
-    if (folder(name) / f"{PROPOSAL}.py").is_file():
-        module = importlib.import_module(places()[name].replace(f".{MODULE}", f".{PROPOSAL}"))
-        defects: tuple[Defect, ...] = module.PROPOSAL
-        return defects
-    return scenario(name).variant(FIXED).defects
+    """The edits that mend a bug as its report proposes; empty if there is none."""
+    return scenario(name).proposal or scenario(name).variant(FIXED).defects
 
 
 def subjects() -> list[str]:
@@ -238,7 +253,7 @@ def subjects() -> list[str]:
 
 def subject(name: str) -> str:
     """The package whose bug this is: the first pin, or torch where nothing is pinned."""
-    return next(iter(load(name).SCENARIO.pins), "torch")
+    return next(iter(scenario(name).pins), "torch")
 
 
 def of_package(package: str) -> list[str]:
@@ -253,5 +268,5 @@ def selected(word: str) -> list[str]:
         return list(sound())
     if selection := of_package(word):
         return selection
-    load(word)
+    scenario(word)
     return [word]

@@ -44,6 +44,8 @@ def story(name: str, scenario: Scenario) -> str:
             raise Missing(f"{field} is not written yet")
     if len(scenario.title) > LONGEST_TITLE:
         raise Missing(f"the title has {len(scenario.title)} characters, more than {LONGEST_TITLE}")
+    if catalog.story(name).partition("\n")[0].rstrip(".") != scenario.title:
+        raise Missing("the first line of the docstring is not the title in bug.toml")
     if len(catalog.story(name).splitlines()) < 3:
         raise Missing("the docstring has only a title")
     return scenario.title

@@ -10,7 +10,6 @@ With --fixed, the files that differ between the two releases are listed for you 
 
 from __future__ import annotations
 
-import ast
 import keyword
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +19,9 @@ from pathlib import Path
 from packaging.utils import canonicalize_name, canonicalize_version
 
 import scenarios
-from harness.bugs import catalog
+from harness.bugs import bug_file, catalog
 from harness.bugs import pins as upstream
-from harness.bugs.api.spec import UNDECIDED
+from harness.bugs.api.spec import HARMS, UNDECIDED, VISIBILITIES
 from harness.bugs.pins import Stack
 from harness.cli import Arguments, pages, pin, pins_of
 from harness.releases import overlay, releases
@@ -34,8 +33,22 @@ from harness.system.terminal import terminal
 MOST_FILES = 40
 """Files that differ between two releases: more are not listed."""
 
-SCENARIO = "api.Scenario"
-"""The call with a scenario's metadata, in the text of its module."""
+BUG = """\
+title = "UNFINISHED: the wrong behaviour in one sentence, as in the docstring of scenario.py"
+report = ["UNFINISHED: links or citations of the report"]
+fix = "UNFINISHED: a link to the fix"
+symptom = "UNFINISHED: what the report says that users see"
+trigger = "UNFINISHED: what a run must do to meet the bug, after 'only with'"
+remedy = "UNFINISHED: a way around the bug, as an order; omit it if there is none"
+harm = "UNFINISHED"  # {harms}
+visibility = "UNFINISHED"  # {visibilities}
+{files}
+[pins]
+{pins}
+[params]
+steps = {{ default = 3, least = 1, about = "of training" }}
+
+{variants}"""
 
 TEMPLATE = '''\
 """UNFINISHED: the wrong behaviour in one sentence.
@@ -45,33 +58,12 @@ UNFINISHED: who was hit, what it cost, and the root cause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=("UNFINISHED: links or citations of the report",),
-    fix="UNFINISHED: a link to the fix",
-    symptom="UNFINISHED: what the report says that users see",
-    trigger="UNFINISHED: what a run must do to meet the bug, after 'only with'",
-    remedy="UNFINISHED: a way around the bug, as an order; omit it if there is none",
-    harm="UNFINISHED",  # one of HARMS in harness/bugs/api/spec.py
-    visibility="UNFINISHED",  # one of VISIBILITIES
-    pins={pins},
-    files={files},
-    variants={variants},
-)
 
 
 def plan(at: api.Position) -> api.Plan:
     """UNFINISHED: the records that a rank is going to write, and the shape of each fact."""
-    return {{"step": api.Kind({{"sum": api.NUMBER}}, api.each(at.params.steps))}}
+    return {"step": api.Kind({"sum": api.NUMBER}, api.each(at.params.steps))}
 
 
 def run(ctx: api.Context) -> None:
@@ -118,18 +110,29 @@ Delete this file if ``buggy`` is a release as published.
 """
 '''
 
-PAIR = """{{
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("{fixed}"),
-        # UNFINISHED: the same release, its trigger off, for example params={{"seeding": "common"}}.
-        "control": api.control("{buggy}, UNFINISHED"),
-    }}"""
-EDIT = """{
-        # UNFINISHED: a Defect puts the bug back, see scenarios/deepspeed/bf16_clip/scenario.py.
-        "buggy": api.expect_symptom(about="UNFINISHED: the bug"),
-        "fixed": api.expect_clean(about="UNFINISHED: without the bug"),
-        "control": api.control("UNFINISHED: the bug, its trigger off"),
-    }"""
+PAIR = """\
+[variants.buggy]
+
+[variants.fixed]
+release = "{fixed}"
+
+[variants.control]
+about = "{buggy}, UNFINISHED"
+# UNFINISHED: the same release, its trigger off, for example params = {{ seeding = "common" }}.
+triggers = false
+"""
+EDIT = """\
+# UNFINISHED: an edit puts the bug back, see scenarios/deepspeed/bf16_clip/bug.toml.
+[variants.buggy]
+about = "UNFINISHED: the bug"
+
+[variants.fixed]
+about = "UNFINISHED: without the bug"
+
+[variants.control]
+about = "UNFINISHED: the bug, its trigger off"
+triggers = false
+"""
 
 
 def main(arguments: list[str]) -> int:
@@ -176,18 +179,19 @@ def new(
     subject = next(iter(chosen), None)
     for package, version in [*chosen.items(), *([(subject, fixed)] if subject and fixed else [])]:
         releases.released(package, version, cache_folder())  # raises if there is none
-    source = _text(chosen, fixed) if like is None else _like(like, chosen, fixed)
+    code, bug = (TEMPLATE, _bug(chosen, fixed)) if like is None else _like(like, chosen, fixed)
     parent = parent_folder() / folder(chosen)
     _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
     _make_package(parent / name)
-    write_whole(parent / name / f"{catalog.MODULE}.py", source)
+    write_whole(parent / name / f"{catalog.MODULE}.py", code)
+    write_whole(parent / name / bug_file.FILE, bug)
     write_whole(parent / name / catalog.REPORT_SCRIPT, _report(subject))
     if fixed is None:
         write_whole(parent / name / "mutations.py", MUTATIONS)
     catalog.forget()
     pages.write([name])
     terminal().print(
-        f"{catalog.file(name)}, and beside it what else you write. It runs, and is unfinished:\n"
+        f"{catalog.file(name)}, and {bug_file.FILE} beside it. It runs, and is unfinished:\n"
         f"  python -m harness run scenario={name}\n"
         f"  python -m harness admit scenario={name} --fix    # says what you must do next\n"
         "CONTRIBUTING.md goes through its parts."
@@ -223,9 +227,13 @@ def _make_package(folder: Path, docstring: str = "") -> None:
         write_whole(folder / "__init__.py", docstring)
 
 
-def _text(chosen: Mapping[str, str], fixed: str | None) -> str:
-    return TEMPLATE.format(
-        pins=_literal(chosen), files=_files(chosen, fixed), variants=_variants(chosen, fixed)
+def _bug(chosen: Mapping[str, str], fixed: str | None) -> str:
+    return BUG.format(
+        harms=", ".join(HARMS),
+        visibilities=", ".join(VISIBILITIES),
+        files=_files(chosen, fixed),
+        pins=_pins(chosen),
+        variants=_variants(chosen, fixed),
     )
 
 
@@ -233,8 +241,8 @@ def _report(subject: str | None) -> str:
     return REPORT.format(libraries=f"torch and {subject}" if subject else "torch")
 
 
-def _literal(pins: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f'"{name}": "{version}"' for name, version in pins.items()) + "}"
+def _pins(chosen: Mapping[str, str]) -> str:
+    return "".join(f'{name} = "{version}"\n' for name, version in chosen.items())
 
 
 def _variants(chosen: Mapping[str, str], fixed: str | None) -> str:
@@ -242,15 +250,15 @@ def _variants(chosen: Mapping[str, str], fixed: str | None) -> str:
 
 
 def _files(chosen: Mapping[str, str], fixed: str | None) -> str:
-    """The field ``files``: empty, with the files that differ between two releases as comments."""
+    """The key ``files``, with the files that differ between two releases as comments."""
     if not fixed:
-        return "()"
+        return ""
     subject, buggy = next(iter(chosen.items()))
     differing = list(changed_files(chosen, {**chosen, subject: fixed}))
     lines = [f"# UNFINISHED: those with the bug, of the files that {fixed} changed since {buggy}:"]
     lines += [f'# "{file}",' for file in differing[:MOST_FILES]]
     lines += [f"# and {len(differing) - MOST_FILES} more"] * (len(differing) > MOST_FILES)
-    return "\n        ".join(["(", *lines]) + "\n    )"
+    return "\n    ".join(["files = [", *lines]) + "\n]\n"
 
 
 def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
@@ -279,24 +287,25 @@ def _sources(site: Path, package: str) -> dict[str, bytes]:
     return {name: (site / name).read_bytes() for name in names if (site / name).is_file()}
 
 
-def _like(original: str, chosen: Mapping[str, str], fixed: str | None) -> str:
-    """The text of another scenario's module, with these releases and a title that is unfinished."""
+def _like(original: str, chosen: Mapping[str, str], fixed: str | None) -> tuple[str, str]:
+    """The code and the data of another scenario, with these releases and a title that is
+    unfinished."""
     catalog.load(original)
-    text = (catalog.folder(original) / f"{catalog.MODULE}.py").read_text(encoding="utf-8")
-    fields = {"pins": _literal(chosen)} if chosen else {}
+    place = catalog.folder(original)
+    code = (place / f"{catalog.MODULE}.py").read_text(encoding="utf-8")
+    bug = (place / bug_file.FILE).read_text(encoding="utf-8")
+    if chosen:
+        bug = _table("pins").sub(f"[pins]\n{_pins(chosen)}\n", bug)
     if fixed:
-        fields |= {"files": _files(chosen, fixed), "variants": _variants(chosen, fixed)}
-    for field in fields:
-        text = _with_field(text, field, fields[field])
-    return text.replace('"""', f'"""{UNDECIDED}: a copy of {original}. ', 1)
+        bug = re.sub(r"(?m)^files = \[[^]]*\]\n", _files(chosen, fixed), bug)
+        bug = _table(r"variants\.\w+").sub("", bug).rstrip() + f"\n\n{_variants(chosen, fixed)}"
+    heading = f"{UNDECIDED}: a copy of {original}. "
+    return (
+        code.replace('"""', f'"""{heading}', 1),
+        bug.replace('title = "', f'title = "{heading}', 1),
+    )
 
 
-def _with_field(text: str, name: str, value: str) -> str:
-    """A module's text with another value for a field of SCENARIO."""
-    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    (call,) = (c for c in calls if ast.unparse(c.func) == SCENARIO)
-    for field in call.keywords:
-        if field.arg == name:
-            old = ast.get_source_segment(text, field.value)
-            return text.replace(f"{name}={old}", f"{name}={value}", 1)
-    return text.replace(f"{SCENARIO}(\n", f"{SCENARIO}(\n    {name}={value},\n", 1)
+def _table(name: str) -> re.Pattern[str]:
+    """What finds a table of a bug.toml, with the empty line after it."""
+    return re.compile(rf"(?m)^\[{name}\]\n(?:[^\[\n].*\n)*\n?")

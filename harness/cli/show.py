@@ -16,7 +16,6 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.bugs import catalog, pins, remedies
-from harness.bugs.api.knobs import knobs, meaning
 from harness.bugs.api.spec import BUGGY, FIXED, Scenario
 from harness.cli import Arguments, pin
 from harness.rank import shims
@@ -77,8 +76,8 @@ def _print_story(console: Console, name: str, scenario: Scenario) -> None:
     for variant, v in scenario.variants.items():
         console.print(f"  {variant:<10} expected {v.expect!s:<8} {scenario.about(variant)}")
     console.print("\nparameters")
-    for knob in knobs(catalog.load(name).Params):
-        console.print(f"  scenario.{knob.name}={knob.default}  {meaning(knob)}")
+    for parameter, knob in scenario.knobs.items():
+        console.print(f"  scenario.{parameter}={knob.default}  {knob.meaning}")
 
 
 def _print_upstream(console: Console, scenario: Scenario, pins_of_user: Mapping[str, str]) -> None:

@@ -13,7 +13,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.bugs import catalog, commits, remedies, result_file
-from harness.bugs.api.knobs import knobs, meaning
 from harness.bugs.api.spec import Scenario
 from harness.bugs.commits import BugCommit
 from harness.bugs.periods import Period, periods, tested
@@ -97,8 +96,8 @@ class Bug:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """Each parameter with its default, and its meaning."""
-        all_knobs = knobs(catalog.load(self.name).Params)
-        return [(f"scenario.{knob.name}={knob.default}", meaning(knob)) for knob in all_knobs]
+        knobs = self.scenario.knobs.items()
+        return [(f"scenario.{name}={knob.default}", knob.meaning) for name, knob in knobs]
 
     @property
     def symptom(self) -> str:

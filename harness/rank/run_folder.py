@@ -156,17 +156,13 @@ def _origin(run: Mapping[str, Any]) -> str:
     return f"it is from the catalogue of commit {commit[:12]}" if commit else "it names no commit"
 
 
-def position_of(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Position:
-    """The position of a rank of a launch."""
+def position_of(
+    run: Mapping[str, Any], variant: str, launch: str, rank: int, params: Any
+) -> Position:
+    """The position of a rank of a launch, with the parameters of its trial."""
     trial = run["trials"][variant]
     return Position(
-        params_of(run, variant),
-        run["seed"],
-        rank,
-        trial["ranks"],
-        Lane(run["lane"]),
-        trial["pins"],
-        launch,
+        params, run["seed"], rank, trial["ranks"], Lane(run["lane"]), trial["pins"], launch
     )
 
 

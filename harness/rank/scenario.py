@@ -18,6 +18,7 @@ from contextlib import suppress
 from importlib import metadata
 from multiprocessing import util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.bugs import catalog
@@ -51,8 +52,10 @@ def main(run_folder: Path, variant: str, launch: str) -> Path:
         bytecode.keep(Path(trial["overlay"]["site"]))
     rank = int(os.environ["RANK"])
     _dump_stacks(folder, rank, run["launch"]["timeout"])
-    position = position_of(run, variant, launch, rank)
-    plan = catalog.load(run["scenario"]).plan(position)
+    # The command has checked them; their class is in bug.toml, which no rank reads.
+    position = position_of(run, variant, launch, rank, SimpleNamespace(**trial["params"]))
+    scenario = catalog.code(run["scenario"])
+    plan = scenario.plan(position)
     recorder = Recorder(folder, rank, Identity.of(run, variant, launch), plan)
     context = Context(**vars(position), folder=trials_folder, record=recorder.record)
     context.seconds["start"] = STARTED - float(os.environ["HARNESS_LAUNCHED"])
@@ -63,7 +66,7 @@ def main(run_folder: Path, variant: str, launch: str) -> Path:
         uses = shims.import_upstream(trial["shims"], trial["modules"].values())
     _seed(context.seed)
     with attachment.attached(run.get("detectors", ()), trials_folder, launch, rank):
-        catalog.load(run["scenario"]).run(context)
+        scenario.run(context)
     _finish_kernels(context.lane)
     recorder.record("upstream", **_upstream(trial))
     recorder.record("shims", uses={name: uses[name] for name in trial["shims"]})

@@ -66,7 +66,7 @@ def edited(defect: Defect, source: str, release: str) -> str:
     scopes = _scopes(module, defect.scope.split("."))
     if len(scopes) != 1:
         raise _misfit(defect, f"{where}: {len(scopes)} definitions of {defect.scope}, expected one")
-    edits = list(defect.edit(scopes[0]))
+    edits = list(defect.function(scopes[0]))
     if len(edits) != 1:
         raise _misfit(defect, f"{where}: the edit matches {len(edits)} times in {defect.scope}")
     old, new = edits[0]

@@ -106,7 +106,7 @@ class Overlay:
 
 def key(stack: Stack, defects: Sequence[Defect] = ()) -> str:
     """The name of an overlay: a digest of everything that it is made from."""
-    changes = [[d.name, d.file, d.scope, *_code(d.edit)] for d in defects]
+    changes = [[d.name, d.file, d.scope, *_code(d.function)] for d in defects]
     content = json.dumps(
         [FORMAT, stack.to_json(), pins.bounds(stack.pins), changes], sort_keys=True
     )

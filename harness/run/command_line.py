@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 import hydra
@@ -26,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.bugs import catalog
-from harness.bugs.api.knobs import knobs, meaning
 from harness.bugs.api.spec import RELEASED, Scenario
 from harness.releases import sources
 from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read, refuse_extras
@@ -152,7 +150,7 @@ def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> lis
     if scenario != ALL and not of_package:
         return [read(config, scenario, overrides)]
     variant, names = config.variant, of_package or catalog.sound()
-    fitting = [n for n in names if _has_variant(catalog.load(n).SCENARIO, variant)]
+    fitting = [n for n in names if _has_variant(catalog.scenario(n), variant)]
     if not fitting:
         raise UserError(f"no scenario has the variant {variant}")
     chosen = _several(fitting, config, scenario, overrides)
@@ -170,7 +168,7 @@ def _several(
     for name in names:
         copy = config.copy()
         OmegaConf.set_struct(copy, False)
-        copy.scenario = OmegaConf.structured(catalog.load(name).Params)
+        copy.scenario = OmegaConf.structured(catalog.scenario(name).params)
         configs.append(read(copy, name, [f"scenario={name}", *others]))
     return configs
 
@@ -209,13 +207,12 @@ def _register(arguments: Sequence[str]) -> None:
         store.repo = _Uncopied(store.repo)
     store.store(name="schema", node=Schema)
     for name in catalog.sound():
-        module = catalog.load(name)
-        content = (module, module.Params, tuple(module.SCENARIO.pins))
-        if _registered.get(name) == content:
+        bug = catalog.scenario(name)
+        if _registered.get(name) is bug:
             continue
         try:
-            store.store(group="scenario", name=name, node=_node(name), package="_global_")
-            _registered[name] = content
+            store.store(group="scenario", name=name, node=_node(name, bug), package="_global_")
+            _registered[name] = bug
         except Exception as error:  # from Params: a default out of bounds, for example
             catalog.mark_broken(name, complaint(error))
     nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
@@ -235,23 +232,22 @@ class _Uncopied(dict[str, Any]):
         return self
 
 
-_registered: dict[str, tuple[object, ...]] = {}
+_registered: dict[str, Scenario] = {}
 """What was registered for each scenario. Registering takes 30 ms, and a command composes often."""
 
 
-def _node(name: str) -> dict[str, Any]:
-    module = catalog.load(name)
-    module.Params()  # refuses a default out of bounds
+def _node(name: str, bug: Scenario) -> dict[str, Any]:
+    bug.params()  # refuses a default out of bounds
     return {
-        "scenario": OmegaConf.structured(module.Params),
-        "pins": dict.fromkeys(module.SCENARIO.pins, AUTO),
-        "hydra": {"help": {"footer": _help(name, module)}},
+        "scenario": OmegaConf.structured(bug.params),
+        "pins": dict.fromkeys(bug.pins, AUTO),
+        "hydra": {"help": {"footer": _help(name, bug)}},
     }
 
 
-def _help(name: str, module: ModuleType) -> str:
+def _help(name: str, bug: Scenario) -> str:
     """The parameters of a scenario, for Hydra's ``--help``."""
-    lines = (f"  scenario.{k.name}={k.default}  {meaning(k)}" for k in knobs(module.Params))
+    lines = (f"  scenario.{k}={knob.default}  {knob.meaning}" for k, knob in bug.knobs.items())
     return "\n".join([f"The parameters of {name}:", *lines])
 
 

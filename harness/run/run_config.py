@@ -161,7 +161,7 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     machine.refuse_unless_on_a_path(runs, "runs")
     on = _on(config, launch)
     default = catalog.scenario(scenario).pins
-    refuse_extras(config, [f.name for f in fields(catalog.load(scenario).Params)], default)
+    refuse_extras(config, catalog.scenario(scenario).knobs, default)
     variants = _variants(scenario, config.variant)
     chosen = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
     pins = _with_torch({name: _release(name, v) for name, v in chosen.items()}, default)

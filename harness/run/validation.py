@@ -124,7 +124,7 @@ def _check_complete(rank: int, plan: Plan, records: Sequence[Record]) -> None:
 def planned(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Any:
     """The scenario's plan for a rank of a launch."""
     module = catalog.load(run["scenario"])
-    return call(module, "plan", position_of(run, variant, launch, rank))
+    return call(module, "plan", position_of(run, variant, launch, rank, params_of(run, variant)))
 
 
 def call(

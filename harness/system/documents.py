@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -86,14 +85,12 @@ def _refuse_expanding(events: Iterable[Any], most: int) -> None:
 
 def toml_of(text: str) -> dict[str, Any]:
     """The content of a TOML text."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    import tomli
+
     _refuse_large(text)
     if DEEP_KEY.search(TOML_TEXT.sub("_", text)):  # it would take hours
         _refuse_deep()
-    content: dict[str, Any] = _shallow(lambda: tomllib.loads(text))
+    content: dict[str, Any] = _shallow(lambda: tomli.loads(text))
     return content
 
 

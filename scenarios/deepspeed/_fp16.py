@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -12,46 +11,15 @@ from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed._scaler_records import GIVEN_UP
 
 
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob("fp16", choices=("fp16", "bf16"), about="of weights and activations")
-    lr: float = api.knob(
-        8e-2, above=0, about="greatest learning rate; at 5e-3 nothing comes near the limit"
-    )
-    first_lr: float = api.knob(1e-4, above=0, about="learning rate of the first step; at most lr")
-    ramp: int = api.knob(
-        150, least=1, unit="steps", about="from first_lr to lr (OneCycle), and as many back again"
-    )
-    steps: int = api.knob(170, least=1, about="greatest number of steps")
-    sequences: int = api.knob(8, least=2, multiple=2, about="size of a step, over all ranks")
-    zero_stage: int = api.knob(1, choices=(0, 1, 2), about="stage of ZeRO")
-    gradient_clipping: float = api.knob(
-        1.0, least=0, about="the greatest gradient norm, 0 for no clipping"
-    )
-    initial_scale_power: int = api.knob(12, about="the loss scale starts at 2 to the power of this")
-    min_loss_scale: float = api.knob(
-        1.0, above=0, about="smallest loss scale; at most the first one"
-    )
-    hysteresis: int = api.knob(
-        2, least=1, about="number of the overflow that first lowers the scale, in a row or not"
-    )
-    consecutive_hysteresis: bool = api.knob(
-        False, about="whether a finite step restarts the count of hysteresis"
-    )
-    loss_scale_window: int = api.knob(
-        500, least=1, unit="finite steps", about="after which the scale is doubled"
-    )
-    warn_below: float = api.knob(3.0, unit="bits of headroom", about="threshold of the detector")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.first_lr > self.lr:
-            raise ValueError(f"scenario.first_lr={self.first_lr}: must be at most scenario.lr")
-        if math.log2(self.min_loss_scale) > self.initial_scale_power:
-            raise ValueError(
-                f"scenario.min_loss_scale={self.min_loss_scale}: must be at most the first, which "
-                f"is 2 to the power of {self.initial_scale_power}"
-            )
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.first_lr > params.lr:
+        raise ValueError(f"scenario.first_lr={params.first_lr}: must be at most scenario.lr")
+    if math.log2(params.min_loss_scale) > params.initial_scale_power:
+        raise ValueError(
+            f"scenario.min_loss_scale={params.min_loss_scale}: must be at most the first, which "
+            f"is 2 to the power of {params.initial_scale_power}"
+        )
 
 
 def config(ctx: api.Context) -> dict[str, Any]:

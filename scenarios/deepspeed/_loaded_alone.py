@@ -14,7 +14,7 @@ from harness.bugs import api
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRAIN, LOAD = LAUNCHES = ("train", "load")
+TRAIN = "train"
 EARLIER, LATER = TAGS = ("earlier", "later")
 FRESH = "new engine"
 """The weights of the new engine before the load."""

@@ -14,21 +14,6 @@ from harness.bugs import api
 from scenarios.common import applied, plain_loss
 
 
-@dataclass
-class Params(api.Knobs):
-    """Of a pipeline that accumulates gradients."""
-
-    micro_batches: int = api.knob(
-        4, least=1, about="GAS: a step averages the gradients of this many"
-    )
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a micro-batch")
-    steps: int = api.knob(5, least=1, about="steps of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
-    zero_stage: int = api.knob(
-        1, choices=(0, 1), about="stage of ZeRO; 0.18.3 and 0.18.4 refuse 0 with an error"
-    )
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     stage: api.Count

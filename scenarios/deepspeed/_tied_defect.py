@@ -17,13 +17,3 @@ def reduce_what_is_not_read(function: Any) -> api.Edits:
     node: Any
     for node in m.findall(function, choice):
         yield node, node.orelse
-
-
-DEFECT = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/pipe/engine.py",
-    scope="PipelineEngine._exec_reduce_tied_grads",
-    edit=reduce_what_is_not_read,
-    about="sums weight.grad over the stages, which the bf16 optimizer does not read: it steps with "
-    "its fp32 buffer, where each stage has its own gradient only",
-)

@@ -124,11 +124,6 @@ def _facts(change: Any) -> dict[str, Any]:
     return asdict(change) | {"place": list(change.place)}
 
 
-LOAD_RAISES = api.Absent(
-    "deepspeed>=0.10.1,<0.11.1", "BF16_Optimizer raises an error when it loads a checkpoint"
-)
-
-
 @dataclass(frozen=True)
 class Changed:
     """A tensor that the load did not restore."""

@@ -18,22 +18,6 @@ FEATURES = 3
 Vector = Annotated[Sequence[float], api.many(api.NUMBER, FEATURES)]
 
 
-BEFORE = api.Absent(
-    "keras<3.0.2",
-    "gradient_accumulation_steps came with 3.0.2",
-    "https://github.com/keras-team/keras/releases/tag/v3.0.2",
-)
-
-
-@dataclass
-class Params(api.Knobs):
-    """The parameters that all scenarios with this module have."""
-
-    accumulation: int = api.knob(4, least=1, about="gradient_accumulation_steps of the optimizer")
-    steps: int = api.knob(3, least=1, about="of the optimizer")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
 @dataclass(frozen=True)
 class Step(api.Entry):
     """An update: the weights and their average, and what they should be."""

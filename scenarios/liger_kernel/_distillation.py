@@ -8,7 +8,6 @@ the part that compares the student with the teacher is that of all positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -22,21 +21,10 @@ RATE = 0.5
 """Of SGD."""
 
 
-@dataclass
-class Params(api.Knobs):
-    positions: int = api.knob(16, least=4, about="of a batch")
-    ignored: int = api.knob(
-        8, least=0, about="positions without a label, such as those of a prompt"
-    )
-    hard: float = api.knob(
-        0.5, least=0, below=1, about="weight of the loss of the labels; the rest is the teacher's"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ignored >= self.positions:
-            raise ValueError("ignored must be less than positions")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.ignored >= params.positions:
+        raise ValueError("ignored must be less than positions")
 
 
 oracle = features.Feature("exactly that follows if the teacher is followed at all positions")

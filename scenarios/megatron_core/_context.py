@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied
 
@@ -14,24 +12,6 @@ SCRIPT, PART_ALONE, SUMMED, TIMES = "script", "part", "sequence", "sequence time
 """What a loss function returns: what the script of the release does; the sum over the tokens of its
 rank's part, as scripts since 0.13; that over the sequence, as in 0.12; or that one times the number
 of ranks that share the sequence, as before 0.12."""
-
-
-@dataclass
-class Params(api.Knobs):
-    loss: str = api.knob(
-        SCRIPT,
-        choices=(SCRIPT, PART_ALONE, SUMMED, TIMES),
-        about="what the loss function sums over; script: as upstream's pretrain_gpt.py of the "
-        "release",
-    )
-    per_token: bool = api.knob(False, about="calculate_per_token_loss")
-    first: int = api.knob(
-        PART, least=1, most=PART, about="tokens that count in the first part of each sequence"
-    )
-    others: int = api.knob(PART, least=1, most=PART, about="tokens that count in each other part")
-    rows: int = api.knob(2, least=1, about="sequences in a step")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.05, above=0, about="of SGD")
 
 
 def returned(loss: str, release: str) -> str:

@@ -19,20 +19,6 @@ EXPERTS, HIDDEN = 4, 8
 Gradient = Annotated[list[float], api.alike(api.many(api.NUMBER, EXPERTS * HIDDEN))]
 
 
-@dataclass
-class Params(api.Knobs):
-    """Of a training of the router."""
-
-    per_token: bool = api.knob(True, about="calculate_per_token_loss")
-    masked: bool = api.knob(True, about="whether the router gets a padding mask")
-    coefficient: float = api.knob(0.5, above=0, about="that the auxiliary loss should have")
-    times: float = api.knob(
-        1.0, above=0, about="moe_aux_loss_coeff as a multiple of that coefficient"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
-
-
 @dataclass(frozen=True)
 class Step(api.Entry):
     task: Gradient

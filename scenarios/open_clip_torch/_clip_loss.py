@@ -10,7 +10,6 @@ from harness.bugs import api
 if TYPE_CHECKING:
     from torch import Tensor
 
-FILE = "open_clip/loss.py"
 SCALE = 10.0
 """By which the similarities are multiplied; CLIP trains it, beginning at 14."""
 

@@ -21,7 +21,6 @@ LOSSES = {
     "circle": "CircleLoss",
 }
 """The classes of pytorch_metric_learning, by the names of the parameter ``loss``."""
-FILE = "pytorch_metric_learning/utils/distributed.py"
 
 
 def scales(ranks: int) -> tuple[int, int]:

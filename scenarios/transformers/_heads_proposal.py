@@ -13,14 +13,3 @@ def says_plain_mean(head: Any) -> api.Edits:
 
     line = cst.parse_statement("accepts_loss_kwargs = False")
     yield head.body, head.body.with_changes(body=[line, *head.body.body])
-
-
-PROPOSAL = (
-    api.Defect(
-        upstream="transformers",
-        file="transformers/models/bert/modeling_bert.py",
-        scope="BertForSequenceClassification",
-        edit=says_plain_mean,
-        about="the head declares accepts_loss_kwargs = False, as ESM's heads do",
-    ),
-)

@@ -7,7 +7,6 @@ model where. transformers' own collator, DataCollatorWithFlattening, makes such 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RATE = 0.1
-
-
-@dataclass
-class Params(api.Knobs):
-    packed: int = api.knob(3, least=1, about="rows in one")
-    length: int = api.knob(12, least=2, about="of the first row, in tokens; the next have one more")
-    steps: int = api.knob(3, least=1, about="of training")
 
 
 oracle = features.Feature("exactly that follows if each token attends to all before it in the pack")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from harness.bugs import api
 from scenarios.common import resumed_epoch
 
-LAUNCHES = ("whole", "save", "resume")
 BATCH = 4
 """Rows of a step; ``loop.BATCH``."""
 

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(4, least=1, about="in the batch, the same on all ranks")
-    length: int = api.knob(16, least=2, about="of a row, in tokens")
-
-
 COPIED = ("act_fn", "q_norm", "k_norm")
 """Modules of which each rank has a copy, although their inputs are split."""
 

@@ -14,20 +14,6 @@ from scenarios.common import applied, counted
 from scenarios.transformers import _normaliser as normaliser
 
 
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(
-        4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps: parts of the 8 rows of a step"
-    )
-    steps: int = api.knob(3, least=1, about="steps of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
-    model: str = api.knob(
-        "llama",
-        choices=("llama", "plain"),
-        about="the model; only the forward of llama accepts num_items_in_batch",
-    )
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     """What ``_trainer_rows`` records of a step."""

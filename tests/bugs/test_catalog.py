@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict, expect_clean, expect_symptom
+from harness.bugs.api.spec import Outcome, Scenario, Variant, Verdict
 from harness.bugs.results import RunResult
 from harness.system import code
 from harness.system.errors import ExitCode, UserError, unknown
-from tests.made_up import scenario_module, trial_result
+from tests.made_up import BUG, scenario_files, trial_result
 
 
 def test_what_a_scenario_and_its_variants_name_exists() -> None:
@@ -27,50 +27,86 @@ def test_what_a_scenario_and_its_variants_name_exists() -> None:
 
 
 def test_each_folder_is_a_scenario_unless_it_is_private(more_scenarios: Path) -> None:
-    scenario_module(more_scenarios, "another", "")
-    scenario_module(more_scenarios, "_private", "")
+    scenario_files(more_scenarios, "another", "")
+    scenario_files(more_scenarios, "_private", "")
     (more_scenarios / "module.py").write_text("")
     assert "another" in catalog.names()
     assert catalog.file("another") == "scenarios/another_upstream/another/scenario.py"
     assert not {"copies", "regression", "common", "_private", "module"} & set(catalog.names())
 
 
-BROKEN = {
-    "def run(ctx): pass\n": "it lacks Params, SCENARIO, plan, detect, exercised",
+BROKEN_CODE = {
+    "def run(ctx): pass\n": "it lacks plan, detect, exercised",
     "x = 1\nif x\n    pass\n": "broken/scenario.py, line 2: SyntaxError: expected ':'",
     "import nothing_of_that_name\n": "line 1: ModuleNotFoundError: No module named 'nothing_of",
     "\n\nassert 1 == 2, 'a\\nb'\n": "scenario.py, line 3: AssertionError: a b",
     "import sys\nsys.exit('gone')\n": "line 2: SystemExit: gone",
-    "Params = SCENARIO = plan = run = detect = exercised = 1\n": "SCENARIO must be a Scenario",
 }
 """Modules that cannot be used, and a part of each message."""
 
 
-@pytest.mark.parametrize(("text", "message"), BROKEN.items(), ids=list(BROKEN.values()))
-def test_a_broken_module_breaks_only_its_own_scenario(
+@pytest.mark.parametrize(("text", "message"), BROKEN_CODE.items(), ids=list(BROKEN_CODE.values()))
+def test_a_broken_module_breaks_only_its_own_scenario_once_it_is_loaded(
     more_scenarios: Path, text: str, message: str
 ) -> None:
-    scenario_module(more_scenarios, "broken", text)
-    assert "broken" in catalog.names()
-    assert catalog.sound() == tuple(name for name in catalog.names() if name != "broken")
-    assert list(catalog.broken()) == ["broken"]
+    scenario_files(more_scenarios, "broken", text)
+    assert catalog.scenario("broken").subject == "up"
     with pytest.raises(catalog.BrokenScenario) as caught:
         catalog.load("broken")
+    assert catalog.sound() == tuple(name for name in catalog.names() if name != "broken")
+    assert list(catalog.broken()) == ["broken"]
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("scenarios/another_upstream/broken/scenario.py")
     assert catalog.scenario("bf16_clip").subject == "deepspeed"
 
 
+BROKEN_DATA = {
+    "x = [": "bug.toml: Invalid value (at end of document)",
+    BUG.replace("title", "titel"): "no key in the file 'titel': did you mean title?",
+    BUG.replace("trigger", "# "): "the file lacks 'trigger'",
+    BUG.replace('["https://example.org/1"]', "1"): "'report' in the file must be a list, not 1",
+    BUG.replace("fixed", "mended"): "[variants.fixed] is missing",
+    BUG.replace("release", "relaese"): "no key in [variants.fixed] 'relaese': did you mean release",
+    BUG.replace('"2.0"', "2.0"): "'release' in [variants.fixed] must be text, not 2.0",
+    BUG.replace("above", "over"): "no key in [params.lr] 'over': did you mean above? Choices: ",
+    BUG.replace(
+        "buggy = {}", "buggy = { params = { rl = 1 } }"
+    ): "no parameter in [variants.buggy]",
+    BUG.replace("buggy = {}", "buggy = { defects = ['x'] }"): "no defect of [variants.buggy] 'x'",
+    BUG.replace("buggy = {}", "buggy = { expect = 'x' }"): "Choices: symptom, clean, inconclusive",
+    f"harm = 'much'\n{BUG}": "no harm 'much'. Choices: ruins training, loses data",
+    f"lanes = ['tpu']\n{BUG}": "Choices: cpu, gpu",
+    f"settings = {{ precison = 'bf16' }}\n{BUG}": "no setting 'precison': did you mean precision",
+    f"settings.ranks = {{ over = 1 }}\n{BUG}": "no condition of ranks in settings 'over'",
+}
+"""Files that cannot be used, and a part of each message."""
+
+
+@pytest.mark.parametrize(("text", "message"), BROKEN_DATA.items(), ids=list(BROKEN_DATA.values()))
+def test_a_broken_bug_toml_breaks_only_its_own_scenario(
+    more_scenarios: Path, text: str, message: str
+) -> None:
+    scenario_files(more_scenarios, "broken", bug=text)
+    ((name, line),) = catalog.broken().items()
+    assert name == "broken"
+    assert line.startswith("scenarios/another_upstream/broken/bug.toml: ")
+    assert message in line
+    assert "\n" not in line
+    assert catalog.scenario("bf16_clip").subject == "deepspeed"
+
+
 def test_two_scenarios_of_one_name_are_both_named_and_neither_is_used(more_scenarios: Path) -> None:
-    scenario_module(more_scenarios, "bf16_clip", "")
+    scenario_files(more_scenarios, "bf16_clip", "")
     assert list(catalog.broken()) == ["bf16_clip"]
     assert "deepspeed and another_upstream both" in catalog.broken()["bf16_clip"]
 
 
 def test_a_variant_of_a_published_release_pins_it_and_says_so() -> None:
     scenario = a_scenario(
-        buggy=expect_symptom(), fixed=expect_clean("2.0"), other=expect_symptom("3.0", "third")
+        buggy=Variant("", Outcome.SYMPTOM),
+        fixed=Variant("", Outcome.CLEAN, release="2.0"),
+        other=Variant("third", Outcome.SYMPTOM, release="3.0"),
     )
     assert [
         (scenario.pins_of(name), scenario.about(name), variant.expect)
@@ -134,7 +170,7 @@ def test_a_variant_may_have_its_own_ranks_and_a_defect_of_two_counts_once() -> N
 
 
 def a_scenario(**variants: Variant) -> Scenario:
-    return Scenario(("",), "", "", "", {"up": "1.0"}, variants, ranks=4)
+    return Scenario("", ("",), "", "", "", {"up": "1.0"}, variants, ranks=4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.bugs.api.settings import Setting, above, by_code, trigger
+from harness.bugs.api.settings import Setting, trigger
 from harness.check import settings_files
 from harness.system.errors import UserError
 
@@ -23,7 +23,7 @@ def values(settings: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: setting.value for name, setting in settings.items() if setting.value is not None}
 
 
-CLIP = {"precision": "bf16", "gradient_clipping": above(0), "tensor_parallel": above(1)}
+CLIP = {"precision": "bf16", "gradient_clipping": {"above": 0}, "tensor_parallel": {"above": 1}}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_all_conditions_must_hold_and_one_that_does_not_is_enough(
 
 
 def test_no_file_decides_what_only_the_script_decides() -> None:
-    conditions = {"trainer": True, "code": by_code("the model has tied weights")}
+    conditions = {"trainer": True, "code": "the model has tied weights"}
     assert trigger(conditions, as_settings(trainer=True)).met is None
     assert trigger(conditions, as_settings(trainer=False)).why == "trainer is off, not on"
     verdict = trigger(conditions, as_settings(trainer=True, code=True))
@@ -64,7 +64,7 @@ def test_no_file_decides_what_only_the_script_decides() -> None:
 
 
 def test_a_note_says_why_a_setting_has_its_value_or_none() -> None:
-    conditions = {"precision": "bf16", "gradient_clipping": above(0)}
+    conditions = {"precision": "bf16", "gradient_clipping": {"above": 0}}
     verdict = trigger(conditions, {"precision": Setting(None, "auto")})
     assert verdict.why == "your settings do not decide precision (auto) and gradient_clipping"
     verdict = trigger(conditions, {"gradient_clipping": Setting(0, "its default")})

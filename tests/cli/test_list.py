@@ -14,7 +14,7 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import catalog, result_file
 from harness.system.terminal import Terminal
-from tests.made_up import scenario_module
+from tests.made_up import scenario_files
 from tests.sandbox import refused
 from tests.schemas import complaints
 
@@ -100,7 +100,7 @@ def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> Non
 
 
 def test_a_broken_scenario_meets_no_condition(more_scenarios: Path, capsys: Capture) -> None:
-    scenario_module(more_scenarios, "broken", "raise ValueError")
+    scenario_files(more_scenarios, "broken", bug="x = [")
     assert "broken" in listed(capsys)["broken"]
     assert "broken" not in listed(capsys, "--visibility", "silent")
 

@@ -15,14 +15,15 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs import catalog
-from harness.bugs.api.spec import Verdict
+from harness.bugs.api.spec import HARMS, Verdict
 from harness.bugs.results import RunResult
 from harness.cli import commands, pages
 from harness.run import suite
 from harness.run.run_config import RunConfig
 from harness.system.files import ROOT
 from harness.system.text import CONTROL
-from tests.made_up import scenario_module
+from tests import made_up
+from tests.made_up import scenario_files
 from tests.recording import RECORDED, Recording, stored_verdict
 from tests.sandbox import refused
 
@@ -281,12 +282,12 @@ def test_a_cache_that_cannot_be_used_is_named(
 
 @pytest.fixture
 def broken(more_scenarios: Path) -> str:
-    """The name of a scenario whose module has a mistake in its third line."""
-    scenario_module(more_scenarios, "broken", "\n\nassert False, 'half done'\n")
+    """The name of a scenario whose bug.toml has a mistake."""
+    scenario_files(more_scenarios, "broken", bug=f"harm = 'much'\n{made_up.BUG}")
     return "broken"
 
 
-LINE = "broken/scenario.py, line 3: AssertionError: half done"
+LINE = f"broken/bug.toml: no harm 'much'. Choices: {', '.join(HARMS)}."
 
 
 @pytest.mark.parametrize("option", ["--hydra-help", "--info"])
@@ -329,10 +330,7 @@ def test_the_list_says_which_scenario_is_broken(broken: str, capsys: Capture) ->
 def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
     more_scenarios: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
-    good = (ROOT / catalog.file("warmup_first_step")).read_text()
-    assert "knob(" in good
-    params = "class Params(api.Knobs):\n    lr: float = api.knob(-1.0, above=0, about='')\n"
-    scenario_module(more_scenarios, "beyond", f"{good}\n\n@dataclass\n{params}")
+    scenario_files(more_scenarios, "beyond", bug=made_up.BUG.replace("0.1", "-1.0"))
     catalog.forget()
     pretend(monkeypatch)
     assert main(RUN) == 0

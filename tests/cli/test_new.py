@@ -53,8 +53,9 @@ def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(scenario_fold
     lines = dict(zip(map(demands.text, demands.DEMANDS), demands.checked("my_bug"), strict=True))
     for demand, file in ((demands.mutations, "mutations.py"), (demands.report, "report.py")):
         assert lines[demands.text(demand)][1:] == (False, f"{file} is not written yet")
-    assert module.SCENARIO.pins == {"made-up": "0.19.8"}
-    assert list(module.SCENARIO.variants) == ["buggy", "fixed", "control"]
+    bug = catalog.scenario("my_bug")
+    assert bug.pins == {"made-up": "0.19.8"}
+    assert list(bug.variants) == ["buggy", "fixed", "control"]
     finding = module.detect(Records({0: []}))
     assert not finding.documented
     assert "UNFINISHED" in finding.message
@@ -62,11 +63,11 @@ def test_a_new_scenario_is_complete_and_says_that_it_is_unfinished(scenario_fold
 
 
 def test_two_releases_make_the_variants_and_list_what_differs(scenario_folder: Path) -> None:
-    module = written("--buggy", "made-up==1.0", "--fixed", "1.1", "--pin", "other==3")
-    scenario = module.SCENARIO
+    written("--buggy", "made-up==1.0", "--fixed", "1.1", "--pin", "other==3")
+    scenario = catalog.scenario("my_bug")
     assert scenario.pins == {"made-up": "1.0", "other": "3"}
     assert scenario.pins_of("fixed") == {"made-up": "1.1"}
-    file = scenario_folder / "made_up" / "my_bug" / "scenario.py"
+    file = scenario_folder / "made_up" / "my_bug" / "bug.toml"
     assert '# "made/up.py",' in file.read_text()
     for check in (["check"], ["format", "--check"]):
         ruff = [sys.executable, "-m", "ruff", *check, "--config", str(ROOT / "pyproject.toml")]
@@ -77,9 +78,11 @@ def test_two_releases_make_the_variants_and_list_what_differs(scenario_folder: P
 def test_one_like_another_has_its_code_and_these_releases(scenario_folder: Path) -> None:
     like = ["--like", "sampler_shards"]
     module = written("--buggy", "made-up==1.0", "--fixed", "1.1", *like)
-    assert module.SCENARIO.pins == {"made-up": "1.0"}
-    assert module.SCENARIO.pins_of("fixed") == {"made-up": "1.1"}
-    assert module.SCENARIO.files == ()
+    bug = catalog.scenario("my_bug")
+    assert bug.pins == {"made-up": "1.0"}
+    assert bug.pins_of("fixed") == {"made-up": "1.1"}
+    assert bug.files == ()
+    assert bug.knobs == catalog.scenario("sampler_shards").knobs
     assert (
         module.detect.__code__.co_names == catalog.load("sampler_shards").detect.__code__.co_names
     )

@@ -218,10 +218,7 @@ def of(bugs: list[dict[str, Any]], name: str) -> dict[str, Any]:
 def test_a_bug_has_its_releases_settings_remedy_and_signature(bugs: list[dict[str, Any]]) -> None:
     bug = of(bugs, "trainer_gas_twice")
     assert bug["certain"]
-    assert bug["settings"] == {
-        "gradient_accumulation_steps": {"above": 1},
-        "trainer": {"in": [True]},
-    }
+    assert bug["settings"] == {"gradient_accumulation_steps": {"above": 1}, "trainer": True}
     assert bug["remedy"] == "use transformers 5.5.4 or later"
     assert set(bug["signature"]) == {"accumulation/weight/1/k", "gradients/longer/1/k"}
     releases = bug["affected"]["transformers"]
@@ -235,7 +232,8 @@ def test_a_bug_has_its_releases_settings_remedy_and_signature(bugs: list[dict[st
 def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, Any]]) -> None:
     for bug in bugs:
         scenario = catalog.scenario(bug["name"])
-        visible = set(VISIBLE) | ({"code"} if known._decides(scenario.seen) else set())
+        decides = scenario.seen and not scenario.seen_in_part
+        visible = set(VISIBLE) | ({"code"} if decides else set())
         assert set(bug["settings"]) - {"resumed"} == set(scenario.settings) & set(VISIBLE)
         # who does not resume does not meet it
         assert ("resumed" in bug["settings"]) == (len(scenario.launches) > 1)

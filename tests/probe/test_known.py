@@ -72,11 +72,11 @@ def test_a_bug_of_split_models_is_named_only_where_ranks_have_the_same_rows() ->
 CONDITIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "needs a linear layer": ({}, {"torch.nn.modules.linear.Linear": {}}),
     "needs an LSTM": ({}, {"torch.nn.modules.rnn.LSTM": {}}),
-    "needs the Trainer": ({"trainer": {"in": [True]}}, {}),
+    "needs the Trainer": ({"trainer": True}, {}),
     "needs several ranks": ({"ranks": {"above": 1}}, {}),
     "needs 3 ranks": ({"ranks": {"above": 2}}, {}),
     "needs micro-batches in bf16": (
-        {"gradient_accumulation_steps": {"above": 1}, "precision": {"in": ["bf16"]}},
+        {"gradient_accumulation_steps": {"above": 1}, "precision": "bf16"},
         {},
     ),
 }

@@ -21,7 +21,7 @@ from harness.publish.history_rows import NightlyKind
 from harness.releases import sources
 from harness.run import cells
 from harness.system.errors import Fault, UserError
-from tests.made_up import scenario_module
+from tests.made_up import scenario_files
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 from tests.sandbox import refused
 from tests.schemas import complaints
@@ -295,7 +295,7 @@ def test_all_scenarios_are_run_by_default(world: World, capsys: Capture) -> None
 def test_a_broken_scenario_does_not_affect_others(
     world: World, more_scenarios: Path, capsys: Capture
 ) -> None:
-    scenario_module(more_scenarios, "broken_one", "import nothing_of_that_name\n")
+    scenario_files(more_scenarios, "broken_one", bug="x = [")
     words = [f"scenario={SCENARIO},broken_one", "--confirm", "0"]
     assert main(["watch", *words]) == 0  # World accepts every run
     assert world.versions == ["0.13.1"]

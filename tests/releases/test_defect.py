@@ -16,10 +16,10 @@ from harness.bugs.api.spec import Defect
 from harness.releases import edits, overlay, resolution
 from harness.releases.edits import DefectError
 from harness.system.machine import cache_folder
-from scenarios.deepspeed.bf16_clip.scenario import DEFECT
 
 pytest.importorskip("libcst", reason="a box with a bundle makes no overlays")
 
+(DEFECT,) = catalog.scenario("bf16_clip").defects
 RELEASE = "deepspeed==9.9"
 GUARD = """\
             if not for_clipping:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.bugs import catalog
 from harness.run.command_line import compose, understood
 from harness.run.run_config import LANES, LaunchConfig, RunConfig
 from harness.system.errors import UserError
-from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.sandbox import refused
+
+Params = catalog.load("bf16_clip").Params
 
 Capture = pytest.CaptureFixture[str]
 

@@ -16,11 +16,12 @@ from harness.run.grade import grade, judge
 from harness.run.trials import trial_content
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
-from scenarios.deepspeed.bf16_clip.scenario import Params
 from tests.made_up import trial_result
 from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.schemas import complaints
 from tests.tampering.changes import recorded_trial
+
+Params = catalog.load("bf16_clip").Params
 
 STORED = recorded()
 

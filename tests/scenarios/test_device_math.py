@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.bugs import catalog
 from harness.bugs.api.plan import wrong_facts
 from harness.bugs.api.spec import Lane, Position, Records
 from scenarios.torch.device_math import scenario as device_math
@@ -74,7 +75,7 @@ def test_only_a_gpu_in_float32_triggers_it(device: str, dtype: str, met: bool) -
 
 def planned(**changed: Any) -> str:
     """The plan's complaint about the facts of ``records``, on a GPU."""
-    at = Position(device_math.Params(), 0, 0, 1, Lane.GPU, {}, "")
+    at = Position(catalog.load("device_math").Params(), 0, 0, 1, Lane.GPU, {}, "")
     (values,) = records(bits={"host": HOST, "device": HOST}, **changed).of("values")
     return wrong_facts(device_math.plan(at)["values"].facts_of(0), values)
 

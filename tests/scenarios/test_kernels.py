@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.bugs import catalog
 from harness.bugs.api.spec import Records
 from scenarios.common import kernels
-from scenarios.liger_kernel.liger_rope_first_row.scenario import Params
 
 RIGHT = {"output": 1e-7, "x": 1e-6}
 WRONG = {"output": 1e-7, "x": 0.7}
@@ -68,7 +68,7 @@ def judged(off: dict[str, float], off_documented: dict[str, float]) -> Any:
         for n in (1, 2)
     ]
     oracle = kernels.Kernel(lambda: {}, "the reason")
-    return oracle.detect(Records({0: steps}, Params()))
+    return oracle.detect(Records({0: steps}, catalog.load("liger_rope_first_row").Params()))
 
 
 def test_results_near_those_of_the_documented_fault_are_the_symptom() -> None:

@@ -37,7 +37,7 @@ def test_without_records_nothing_is_found_or_triggered(module: Any, ranks: int) 
     assert module.detect(records) is None
     assert not module.exercised(records)
     assert not any(module.insufficient_checks(records).values())
-    list(module.agree(dict.fromkeys(module.SCENARIO.variants, records)))
+    list(module.agree(dict.fromkeys(module.bug.variants, records)))
 
 
 def function(source: str) -> Any:

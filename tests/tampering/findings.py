@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.bugs import catalog
 from scenarios.deepspeed._loss_scale import LIMIT
-from scenarios.deepspeed.fp16_overflow import scenario as fp16_overflow
 from scenarios.megatron_core.tied_embedding_order import cells
 from tests.tampering.changes import (
     Change,
@@ -56,7 +56,7 @@ def going_on(pattern: str) -> Change:
         step = of(records, "step")[-1]
         place = records.index(step) + 1
         step["skipped"] += 1  # what raised
-        knobs = fp16_overflow.Params
+        knobs = catalog.scenario("fp16_overflow").params
         rate = (knobs.lr - knobs.first_lr) / knobs.ramp
         for n in range(1, len(pattern) + 1):
             skipped, progress = (pattern[:n].count(mark) for mark in "x.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from harness.bugs.api.checks import Check, together
 from harness.bugs.api.fields import Count, Entry, Fields, Flag, Number, Size
-from harness.bugs.api.knobs import Knobs, knob
 from harness.bugs.api.numbers import finite, named, near
 from harness.bugs.api.pictures import (
     Bars,
@@ -18,7 +17,6 @@ from harness.bugs.api.pictures import (
     lines,
 )
 from harness.bugs.api.plan import Kind, Plan, each
-from harness.bugs.api.settings import NEEDED, above, by_code, differs, exists, has, needed
 from harness.bugs.api.shapes import (
     COUNT,
     FLAG,
@@ -58,8 +56,5 @@ from harness.bugs.api.spec import (
     Story,
     Trials,
     Variant,
-    control,
-    expect_clean,
-    expect_symptom,
 )
 from harness.system.errors import Inconclusive

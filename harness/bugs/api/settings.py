@@ -34,58 +34,16 @@ SETTINGS: Mapping[str, str] = {
 """Every setting that a condition may name."""
 
 
-@dataclass(frozen=True)
-class above:
-    """The condition that a number is above a limit."""
-
-    limit: float
-
-    def __str__(self) -> str:
-        return f"above {self.limit:g}"
-
-
-@dataclass(frozen=True)
-class differs:
-    """The condition, of ``Scenario.seen``, that an attribute is not equal to another one."""
-
-    other: str
-
-
-@dataclass(frozen=True)
-class by_code:
-    """A condition that only the training script decides; the text completes "whether"."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class has:
-    """The condition, of ``Scenario.seen``, that an attribute has a value, and not that others of
-    its class lack the attribute."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class exists:
-    """The condition, of ``Scenario.seen``, that there is an attribute, whatever its value."""
-
-
-class needed(dict[str, Any]):
-    """Conditions, of ``Scenario.seen``, for an object that a bug needs. It needs more than that."""
-
-
-NEEDED = needed()
-"""The condition, of ``Scenario.seen``, that a run has an object of a class. The bug needs more."""
-
 Condition = Any
-"""A value; a tuple of values, one of which must hold; ``above``; or ``by_code``."""
+"""A value; a list of values, one of which must hold; or ``{"above": LIMIT}``. The condition
+``code`` is a text instead, which completes "whether"."""
+CODE = "code"
 
 
 def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
     """Each condition as text, by its setting: ``{"precision": "bf16 or fp16"}``."""
     return {
-        name: condition.text if isinstance(condition, by_code) else _phrase(condition)
+        name: condition if name == CODE else _phrase(condition)
         for name, condition in conditions.items()
     }
 
@@ -121,8 +79,8 @@ def trigger(conditions: Mapping[str, Condition], settings: Mapping[str, Setting]
     undecided = []
     for name, condition in conditions.items():
         setting = settings.get(name, UNSAID)
-        if isinstance(condition, by_code):
-            undecided.append(f"whether {condition.text}")
+        if name == CODE:
+            undecided.append(f"whether {condition}")
         elif setting.value is None:
             undecided.append(name + _note(setting))
         elif not _holds(condition, setting.value):
@@ -141,15 +99,15 @@ def _note(setting: Setting) -> str:
 
 
 def _holds(condition: Condition, value: Any) -> bool:
-    if isinstance(condition, above):
-        return bool(value > condition.limit)
-    return value in (condition if isinstance(condition, tuple) else (condition,))
+    if isinstance(condition, Mapping):
+        return bool(value > condition["above"])
+    return value in (condition if isinstance(condition, list) else [condition])
 
 
 def _phrase(condition: Condition) -> str:
-    if isinstance(condition, tuple):
-        return " or ".join(map(_word, condition))
-    return str(condition) if isinstance(condition, above) else _word(condition)
+    if isinstance(condition, Mapping):
+        return f"above {condition['above']:g}"
+    return " or ".join(map(_word, condition if isinstance(condition, list) else [condition]))
 
 
 def _word(value: Any) -> str:

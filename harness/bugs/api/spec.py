@@ -7,15 +7,18 @@ all trials of a run into a *verdict*.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from harness.bugs.api.fields import F
-from harness.bugs.api.settings import SETTINGS
+from harness.bugs.api.knobs import Knob, params_class
+from harness.bugs.api.settings import Condition
 from harness.system.errors import Inconclusive
 from harness.system.text import StrEnum
 
@@ -72,8 +75,8 @@ Edits = Iterable[tuple[Any, Any]]
 class Defect:
     """An edit of upstream source that puts a bug back.
 
-    ``edit`` gets the syntax tree (``libcst``) of ``scope`` and yields exactly one ``(old, new)``
-    pair of nodes. An edit that matches nothing, or matches twice, stops the run.
+    Its function gets the syntax tree (``libcst``) of ``scope``, and yields exactly one pair of an
+    old and a new node. An edit that matches nothing, or matches twice, stops the run.
     """
 
     upstream: str
@@ -82,7 +85,9 @@ class Defect:
     """The file in it, relative to site-packages."""
     scope: str
     """The qualified name of the class or function that is edited."""
-    edit: Callable[[Any], Edits]
+    edit: Callable[[Any], Edits] | str
+    """The function, or where it is, as ``scenarios.torch.rrelu_checkpointed.scenario:never_early``:
+    it is imported when it is needed."""
     about: str
     """What the edit does, and why that is the bug."""
     fits: str = ""
@@ -92,7 +97,17 @@ class Defect:
     """Empty: that of ``edit``."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name or self.edit.__name__)
+        place = self.edit if isinstance(self.edit, str) else self.edit.__name__
+        object.__setattr__(self, "name", self.name or place.rpartition(":")[2])
+
+    @property
+    def function(self) -> Callable[[Any], Edits]:
+        """The function of the edit."""
+        if not isinstance(self.edit, str):
+            return self.edit
+        module, _, name = self.edit.partition(":")
+        function: Callable[[Any], Edits] = getattr(importlib.import_module(module), name)
+        return function
 
 
 @dataclass(frozen=True)
@@ -124,15 +139,13 @@ class Present(Absent):
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a scenario, and its expected outcome.
-
-    For published releases use ``expect_symptom("0.29.3")`` and ``expect_clean("0.30.0")``.
-    """
+    """One way to run a scenario, and its expected outcome."""
 
     about: str
     """A description; may be empty for a release as published."""
     expect: Outcome | None
-    """None if nothing is expected, as for ``released``."""
+    """``symptom`` for ``buggy``, otherwise ``clean``, unless the variant says otherwise; None if
+    nothing is expected, as for ``released``."""
     defects: tuple[Defect, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that this variant changes; they override the user's."""
@@ -145,32 +158,12 @@ class Variant:
     """Whether the trigger must occur. False for a control that switches it off."""
 
 
-def expect_symptom(release: str = "", about: str = "", **changes: Any) -> Variant:
-    """A variant that is expected to show the documented symptom.
-
-    ``release`` is a published release of the subject; empty for the scenario's own. ``changes`` are
-    further fields of Variant: ``params=``, ``defects=``, ``ranks=``.
-    """
-    return Variant(about, Outcome.SYMPTOM, release=release, **changes)
-
-
-def expect_clean(release: str = "", about: str = "", **changes: Any) -> Variant:
-    """A variant that is expected to be clean. Its arguments are those of ``expect_symptom``."""
-    return Variant(about, Outcome.CLEAN, release=release, **changes)
-
-
-def control(about: str = "", **changes: Any) -> Variant:
-    """A variant whose trigger is off, so that it is expected to be clean.
-
-    ``changes`` are further fields of Variant: ``params=``, ``ranks=``, ``release=``, ``defects=``.
-    """
-    return Variant(about, Outcome.CLEAN, triggers=False, **changes)
-
-
 @dataclass(frozen=True)
 class Scenario:
-    """One documented bug, with its provenance."""
+    """What is known of one documented bug: the content of its ``bug.toml``."""
 
+    title: str
+    """The wrong behaviour, in one sentence."""
     report: tuple[str, ...]
     """Where it was reported: links or citations."""
     fix: str
@@ -181,6 +174,8 @@ class Scenario:
     pins: Mapping[str, str]
     """Upstream releases. The first is the subject; its day decides the dependencies."""
     variants: Mapping[str, Variant]
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    """Its parameters, by name."""
     ranks: int = 2
     """Of a trial, if its variant names no other number."""
     lanes: tuple[Lane, ...] = (Lane.CPU, Lane.GPU)
@@ -194,19 +189,20 @@ class Scenario:
     launches: tuple[str, ...] = ("",)
     """The names of a trial's launches, each in new processes: for example to save in one and to
     load in the next. Most scenarios have one launch, without a name."""
-    harm: str = UNDECIDED
-    """What the bug does to a run: one of ``HARMS``; otherwise ValueError."""
-    visibility: str = UNDECIDED
-    """How a user can notice it: one of ``VISIBILITIES``; otherwise ValueError."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    harm: str = HARMS[0]
+    """What the bug does to a run: one of ``HARMS``."""
+    visibility: str = VISIBILITIES[0]
+    """How a user can notice it: one of ``VISIBILITIES``."""
+    settings: Mapping[str, Condition] = field(default_factory=dict)
     """The conditions for the bug that settings decide, see ``settings``; all must hold."""
     seen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What ``guard`` sees in a run that sets off the bug, beside ``settings``; it decides what the
-    code decides, ``by_code``. By the full name of a class of which the run has an object,
-    conditions for its attributes: ``{"open_clip.loss.ClipLoss": {"local_loss": True}}``. The
-    name of a module, without conditions, means that its code runs the step. Of several names, with
-    " or " between them, one is enough. ``NEEDED`` and ``needed`` say that the bug needs such an
-    object, but also what nobody sees."""
+    code decides. By the full name of a class of which the run has an object, conditions for its
+    attributes: ``{"open_clip.loss.ClipLoss": {"local_loss": True}}``. The name of a module, without
+    conditions, means that its code runs the step. Of several names, with " or " between them, one
+    is enough."""
+    seen_in_part: bool = False
+    """Whether the bug also needs what nobody sees."""
     vehicles: tuple[str, ...] = ()
     """Pinned packages that only drive the code with the bug: users meet it without them."""
     decided_by: tuple[str, ...] = ()
@@ -228,25 +224,15 @@ class Scenario:
     named_by: tuple[str, ...] = ()
     """The lists of other projects that have this bug, and what they call it, such as ``traincheck:
     pytorch/pytorch#104336``: docs/field.md, whose other bugs are in ``field.toml``."""
-    title: str = ""
-    """The wrong behaviour: the docstring's first sentence. The catalogue fills it in."""
+    proposal: tuple[Defect, ...] = ()
+    """The edits that mend the bug as ``report.md`` proposes, if those of ``fixed`` do not."""
     locks: Path | None = None
-    """The folder of its lock files. The catalogue fills it in."""
+    """The folder of its lock files."""
 
-    def __post_init__(self) -> None:
-        for name, entries, choices in (
-            ("harm", [self.harm], (*HARMS, UNDECIDED)),
-            ("visibility", [self.visibility], (*VISIBILITIES, UNDECIDED)),
-            ("settings", self.settings, SETTINGS),
-        ):
-            for value in entries:
-                if value not in choices:
-                    raise ValueError(f"{name} has '{value}', not one of {', '.join(choices)}")
-        for name, packages in (("decided_by", self.decided_by), ("without", self.without)):
-            if unknown := set(packages) - set(self.pins):
-                raise ValueError(f"{name} has {', '.join(sorted(unknown))}, which is not pinned")
-        if self.known_in_part and self.known_upstream:
-            raise ValueError("known_in_part is for a bug with known_upstream=False")
+    @cached_property
+    def params(self) -> type[Any]:
+        """The class of its parameters, without the conditions between them."""
+        return params_class(self.knobs)
 
     @property
     def subject(self) -> str:

@@ -71,16 +71,19 @@ def _any(answers: Iterable[bool | None]) -> bool | None:
 
 def _meets(owner: Any, attributes: Mapping[str, Any]) -> bool | None:
     answer: bool | None = True
-    for path, rule in attributes.items():
+    for path, condition in attributes.items():
         value = attribute(owner, path)
-        if "exists" in rule:
-            rule, value = {"in": [True]}, value is not MISSING
-        elif "differs" in rule:
-            second = attribute(owner, rule["differs"])
-            rule, value = {"in": [True]}, MISSING if MISSING in (value, second) else value != second
-        if value is MISSING and not rule.get("must_exist"):
+        words = condition if isinstance(condition, dict) else {}
+        if "exists" in words:
+            condition, value = True, value is not MISSING
+        elif "differs" in words:
+            second = attribute(owner, words["differs"])
+            condition, value = True, MISSING if MISSING in (value, second) else value != second
+        elif "none" in words:
+            condition = None
+        if value is MISSING and "has" not in words:
             answer = None
-        elif not fits(value, rule):
+        elif not fits(value, words.get("has", condition)):
             return False
     return answer
 

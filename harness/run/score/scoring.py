@@ -28,7 +28,7 @@ from harness.bugs.api.spec import BUGGY, Lane, Outcome
 from harness.bugs.results import Result
 from harness.rank.attachment import file_of, kind_of, traces_of
 from harness.rank.recorder import HARNESS_KINDS
-from harness.rank.run_folder import RUN_FILE, position_of, records_of
+from harness.rank.run_folder import RUN_FILE, params_of, position_of, records_of
 from harness.rank.watched import alarm_of, several
 from harness.run.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.run.score.scores import Score, Watched, score
@@ -79,11 +79,9 @@ def steps_of(scenario: str) -> int:
     chosen = pins.complete(spec, spec.pins_of(BUGGY))
     trial = trial_content(scenario, BUGGY, {}, chosen, Lane.CPU)
     run = {"scenario": scenario, "seed": 0, "lane": Lane.CPU, "trials": {BUGGY: trial}}
-    plan = catalog.load(scenario).plan
-    return sum(
-        max(len(set(kind.steps)) for kind in plan(position_of(run, BUGGY, launch, 0)).values())
-        for launch in trial["launches"]
-    )
+    plan, params = catalog.load(scenario).plan, params_of(run, BUGGY)
+    positions = [position_of(run, BUGGY, launch, 0, params) for launch in trial["launches"]]
+    return sum(max(len(set(kind.steps)) for kind in plan(at).values()) for at in positions)
 
 
 def scored(scoring: Scoring, report: Callable[[Score], None]) -> list[Score]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.bugs.api.settings import CODE
 from harness.rank.guard.settings import VISIBLE
 from harness.system.files import ROOT, write_whole, writing
 
@@ -46,7 +47,7 @@ NOTES = {
 TIMES = "accumulation/weight gradients/longer"
 """The alarms that see a gradient which is a multiple of the right one."""
 
-DEPENDS_ON = ("scenario.py", "results.jsonl", "probe.json")
+DEPENDS_ON = ("bug.toml", "results.jsonl", "probe.json")
 
 
 def file(folder: Path) -> Path:
@@ -80,36 +81,23 @@ def bugs() -> Iterator[dict[str, Any]]:
         releases = _affected(name)
         if not releases or not scenario.settings:
             continue
-        visible = {key: scenario.settings[key] for key in VISIBLE if key in scenario.settings}
-        rules = {key: _rule(condition) for key, condition in visible.items()}
+        rules = {key: scenario.settings[key] for key in VISIBLE if key in scenario.settings}
         if len(scenario.launches) > 1:  # who does not resume does not meet it
-            rules["resumed"] = _rule(True)
-        code = scenario.settings.get("code")
-        unseen = (
-            set(scenario.settings) - set(VISIBLE) - ({"code"} if _decides(scenario.seen) else set())
-        )
+            rules["resumed"] = True
+        decides = scenario.seen and not scenario.seen_in_part
+        unseen = set(scenario.settings) - set(VISIBLE) - ({CODE} if decides else set())
         bug = {
             "name": name,
             "title": scenario.title,
             "settings": rules,
-            "seen": {
-                kind: {path: _rule(condition) for path, condition in attributes.items()}
-                for kind, attributes in scenario.seen.items()
-            },
-            "code": code.text if code is not None else "",
+            "seen": scenario.seen,
+            "code": scenario.settings.get(CODE, ""),
             "certain": not unseen,
             "packages": {import_name(package): package for package in scenario.deciding},
             "remedy": remedies.of(name),
             "signature": _signature(catalog.folder(name) / "probe.json"),
         }
         yield from ({**bug, "affected": affected} for affected in releases)
-
-
-def _decides(seen: Mapping[str, Any]) -> bool:
-    """Whether what is seen of a run decides what its code decides."""
-    from harness.bugs.api.settings import needed
-
-    return bool(seen) and not any(isinstance(rules, needed) for rules in seen.values())
 
 
 def _affected(name: str) -> list[dict[str, list[str]]]:
@@ -151,21 +139,6 @@ def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
                 yield (release,)
     elif packages:
         yield from (tuple(cell.pins[package] for package in packages) for cell in cells)
-
-
-def _rule(condition: Any) -> dict[str, Any]:
-    """A condition of ``harness.bugs.api.settings`` as JSON."""
-    from harness.bugs.api.settings import above, differs, exists, has
-
-    if isinstance(condition, above):
-        return {"above": condition.limit}
-    if isinstance(condition, differs):
-        return {"differs": condition.other}
-    if isinstance(condition, exists):
-        return {"exists": True}
-    if isinstance(condition, has):
-        return {"in": [condition.value], "must_exist": True}
-    return {"in": list(condition) if isinstance(condition, tuple) else [condition]}
 
 
 def _signature(file: Path) -> list[str]:

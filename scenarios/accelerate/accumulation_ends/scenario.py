@@ -33,58 +33,6 @@ ROWS = 16
 """Rows of a micro-batch."""
 
 
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
-    epochs: int = api.knob(3, least=1, about="of training")
-    updates: int = api.knob(2, least=1, about="that an epoch should have")
-    data: str = api.knob("iterable", choices=tuple(LOADERS), about="the kind of dataset")
-    reset: bool = api.knob(
-        False, about="whether the script sets the loader's end_of_dataloader to False at each epoch"
-    )
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "reset end_of_dataloader for dataloader_dispatcher",
-        "https://github.com/huggingface/accelerate/pull/1609",
-        "https://github.com/huggingface/accelerate/pull/1562",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/1609",
-    symptom="end_of_dataloader is set to True at the end of an iteration, but never reset to "
-    "False, so that gradient accumulation works incorrectly",
-    trigger="a second epoch inside accumulate(), with gradient accumulation above 1",
-    remedy="set end_of_dataloader of the prepared loader to False before each epoch",
-    pins={"accelerate": "0.20.3"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("a prepared loader is iterated inside accumulate() for several epochs"),
-    },
-    seen={"accelerate.data_loader.DataLoaderShard": api.NEEDED},
-    files=("accelerate/data_loader.py",),
-    releases="accelerate>=0.11",
-    absent=(api.Absent("accelerate<0.11", "accumulate() came with 0.11.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.21.0"),
-        "map": api.expect_symptom(
-            "0.20.2", about="0.20.2 with a map-style dataset", params={"data": "map"}
-        ),
-        "map_fixed": api.expect_clean(
-            about="0.20.3 with a map-style dataset", params={"data": "map"}
-        ),
-        "control": api.control("0.20.3 without accumulation", params={"accumulation": 1}),
-        "remedy": api.control(
-            "0.20.3, the script resets the loader at each epoch", params={"reset": True}
-        ),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     """A micro-batch: which shares of its gradient, and of the earlier ones of its window, were

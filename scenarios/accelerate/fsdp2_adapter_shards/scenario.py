@@ -16,69 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from harness.bugs import api
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 VALUES = api.by_name(api.many(api.NUMBER, least=1), least=1)
 SHAPES = api.many(api.many(api.COUNT))
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(3, least=1, about="of training before the save")
-    lr: float = api.knob(0.1, above=0, about="of AdamW")
-    state_dict: str = api.knob(FULL, choices=(FULL, SHARDED), about="that is saved")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix FSDP2/ PEFT/`FULL_STATE_DICT` dropping every rank's adapter shard except rank 0",
-        "https://github.com/huggingface/accelerate/pull/4206",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/4206",
-    symptom="saving writes only rank 0's slice of each adapter tensor, and loading restores "
-    "nothing on the other ranks",
-    trigger="FSDP2, a PEFT model, and FULL_STATE_DICT",
-    remedy="save with SHARDED_STATE_DICT",
-    # peft imports transformers. Without this pin, 1.15.0 would come with transformers 2.3.0: those
-    # since require a huggingface_hub below 2.
-    pins={"accelerate": "1.14.0", "peft": "0.21.2", "transformers": "5.12.1"},
-    vehicles=("transformers",),
-    companions=(
-        api.Companion(
-            "accelerate>=1.10.1,<1.13",
-            {"transformers": "4.57.6"},
-            "5.12.1 does not install beside the huggingface_hub of these releases",
-        ),
-        api.Companion(
-            "accelerate<1.10.1",
-            {"transformers": "4.51.3"},
-            "4.57.6 does not install beside the huggingface_hub and tokenizers of these releases",
-        ),
-    ),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("FSDP2 saves an adapter with FULL_STATE_DICT"),
-    },
-    seen={"peft.peft_model.PeftModel": api.NEEDED},
-    files=("accelerate/utils/fsdp_utils.py",),
-    releases="accelerate>=1.7",
-    absent=(
-        api.Absent(
-            "accelerate<1.7", "with FSDP2 it cannot save complete state dicts: 1.6 raises an error"
-        ),
-    ),
-    launches=("save", "load"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.15.0"),
-        "control": api.control("1.14.0 with SHARDED_STATE_DICT", params={"state_dict": SHARDED}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

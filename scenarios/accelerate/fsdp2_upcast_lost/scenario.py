@@ -13,7 +13,6 @@ Root cause: ``fsdp2_prepare_model`` assigns the upcast tensor to a local variabl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from harness.bugs import api
@@ -24,48 +23,6 @@ TOLERANCE = 2e-2
 
 BF16, FP32 = "bfloat16", "float32"
 DTYPE = api.one_of(BF16, FP32)
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(20, least=1, about="of training, all on the same rows")
-    lr: float = api.knob(1e-4, above=0, most=1e-3, about="of AdamW")
-    loaded: str = api.knob(
-        BF16, choices=(BF16, FP32), about="type of the model's weights when it is loaded"
-    )
-    rows: int = api.knob(64, least=8, multiple=8, about="in the global batch")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[Bug] FSDP2 mixed-precision upcast to fp32 is a silent no-op since v1.13.0",
-        "https://github.com/huggingface/accelerate/issues/3979",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/3985",
-    symptom="FSDP2 with mixed precision trains with bf16 master weights instead of fp32: updates "
-    "below bf16's resolution are silently lost",
-    trigger="FSDP2, mixed precision, and a model that was loaded in bf16",
-    remedy="call model.float() before prepare()",
-    pins={"accelerate": "1.13.0"},
-    absent=(
-        api.Absent(
-            "accelerate<1.13",
-            "until 1.12.0 it casts the whole model",
-            "https://github.com/huggingface/accelerate/blob/v1.12.0/src/accelerate/utils/fsdp_utils.py",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("FSDP2 trains a model that was loaded in bf16")},
-    files=("accelerate/utils/fsdp_utils.py",),
-    releases="accelerate>=1.6",  # the first with FSDP2
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.14.0"),
-        "control": api.control("1.13.0 with a model in fp32", params={"loaded": FP32}),
-        "before": api.expect_clean("1.12.0", about="1.12.0, before the upcast was lost"),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -13,61 +13,10 @@ checks that it is. FSDP2 is not affected: there ``prepare`` gives the optimizer 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 
 TOLERANCE = 1e-4
 """How far a number may be from plain torch's, as a part of it. Rounding moves it by 1e-6."""
-
-
-@dataclass
-class Params(api.Knobs):
-    optimizer_first: bool = api.knob(
-        True, about="whether the optimizer is made before the model is prepared"
-    )
-    use_orig_params: bool = api.knob(False, about="FSDP's option; accelerate's default is False")
-    steps: int = api.knob(20, least=2, about="of training")
-    rows: int = api.knob(8, least=1, about="of a rank in each step")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] [Fix-Suggested] Model Training Stalls with FSDP when "
-        "`fsdp_use_orig_params=False` due to inconsistent model-optimizer state",
-        "https://github.com/huggingface/accelerate/issues/3256",
-        "https://github.com/huggingface/accelerate/issues/2665",
-        "https://github.com/huggingface/accelerate/pull/2177",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/3213 is in no release as of 1.15.0",
-    symptom="the optimizer only sees the parameters from before the flattening, and its steps do "
-    "not change the model",
-    trigger="FSDP version 1 with use_orig_params=False, and an optimizer that was made before "
-    "prepare()",
-    remedy="set use_orig_params=True, or prepare the model before you make the optimizer",
-    pins={"accelerate": "1.15.0"},
-    named_by=("traincheck: huggingface/accelerate#2665",),
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("FSDP1 has use_orig_params=False, and the optimizer is made first"),
-    },
-    files=("accelerate/accelerator.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.24.1", about="0.24.1, before the bug came"),
-        "control": api.control(
-            "1.15.0, the optimizer made after the model is prepared",
-            params={"optimizer_first": False},
-        ),
-        "views": api.control(
-            "1.15.0 with use_orig_params=True, so that no parameter is replaced",
-            params={"use_orig_params": True},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

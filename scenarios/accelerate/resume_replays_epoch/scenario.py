@@ -15,48 +15,8 @@ has the bug with the same releases of accelerate as a Trainer of transformers 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.transformers import _resumed_rows as resumed
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=8, most=32, multiple=4, about="of the dataset")
-    epochs: int = api.knob(3, least=1, about="passes over the dataset")
-    stop: int = api.knob(9, least=1, about="step after which the first run stops")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "fix: preserve dataloader iteration state when resuming from checkpoint",
-        "https://github.com/huggingface/accelerate/pull/4071",
-        "https://github.com/huggingface/transformers/issues/40691",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/4071",
-    symptom="after a resume in the middle of a later epoch the sampler's epoch is reset to 0, and "
-    "the order of the data differs from that of an uninterrupted training",
-    trigger="the Trainer or skip_first_batches, and a resume within the second epoch or later",
-    remedy="resume at the end of an epoch",
-    pins={"accelerate": "1.14.0", "transformers": "4.57.6"},
-    without={"transformers": "4.57.6"},
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "code": api.by_code("it is resumed within an epoch after the first"),
-    },
-    files=("accelerate/data_loader.py",),
-    ranks=1,
-    launches=resumed.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.15.0"),
-        "control": api.control("1.14.0, resumed within the first epoch", params={"stop": 3}),
-        "epoch_end": api.control("1.14.0, resumed at the end of an epoch", params={"stop": 6}),
-    },
-)
 
 
 def row_missing(records: api.Records) -> dict[str, bool]:

@@ -19,7 +19,6 @@ bug.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -27,53 +26,6 @@ from scenarios.accelerate import _coverage as coverage
 
 BATCH = 4
 """Samples in a batch of a rank."""
-
-
-@dataclass
-class Params(api.Knobs):
-    samples: int = api.knob(64, least=8, multiple=8, about="size of the dataset")
-    epochs: int = api.knob(3, least=1, about="passes over the dataset")
-    seeding: str = api.knob(
-        "device_specific", choices=("device_specific", "common"), about="how the ranks are seeded"
-    )
-    sampler: str = api.knob(
-        "default",
-        choices=("default", "seedable"),
-        about="accelerate's default for shuffle=True, or its SeedableRandomSampler",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix the rng states of sampler's generator to be synchronized for correct sharding of "
-        "dataset across GPUs",
-        "https://github.com/huggingface/accelerate/pull/2694",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/2694",
-    symptom="the ranks draw their shards from different orders: some samples come twice, others "
-    "never",
-    trigger="a prepared DataLoader with shuffle=True, and ranks with different seeds",
-    remedy="give all ranks the same seed, or give the DataLoader a generator that has the same "
-    "seed on each rank",
-    pins={"accelerate": "0.29.3"},
-    harm="loses data",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("the ranks have different seeds")},
-    seen={"accelerate.data_loader.BatchSamplerShard": api.NEEDED},
-    files=("accelerate/data_loader.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.30.0"),
-        "control": api.control(
-            "0.29.3 with the same seed on all ranks", params={"seeding": "common"}
-        ),
-        "alive": api.expect_symptom(
-            "1.15.0",
-            about="1.15.0 with its seedable sampler, which the fix left out",
-            params={"sampler": "seedable"},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

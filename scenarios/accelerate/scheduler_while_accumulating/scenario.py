@@ -14,7 +14,6 @@ did not. The fix checks the gradient state, as the optimizer does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -28,51 +27,6 @@ ROWS = 16
 """Rows of a micro-batch."""
 
 
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(4, choices=(1, 2, 4, 8), about="gradient_accumulation_steps")
-    steps: int = api.knob(8, least=2, about="of the optimizer, over which the schedule falls to 0")
-    only_synced: bool = api.knob(
-        False, about="whether the script steps the scheduler only if sync_gradients"
-    )
-    lr: float = api.knob(1.0, above=0, most=1.0, about="of SGD, where the schedule starts")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Scheduler always steps when training with gradient accumulation",
-        "https://github.com/huggingface/accelerate/issues/963",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/999",
-    symptom="the scheduler modifies the learning rate at every step, even when the optimizer's "
-    "was not performed",
-    trigger="a prepared scheduler that is stepped inside accumulate(), with gradient accumulation "
-    "above 1",
-    remedy="step the scheduler only if accelerator.sync_gradients",
-    pins={"accelerate": "0.15.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("a prepared scheduler is stepped inside accumulate()"),
-    },
-    seen={"accelerate.scheduler.AcceleratedScheduler": api.NEEDED},
-    files=("accelerate/scheduler.py",),
-    releases="accelerate>=0.11",
-    absent=(api.Absent("accelerate<0.11", "accumulate() came with 0.11.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.16.0"),
-        "control": api.control("0.15.0 without accumulation", params={"accumulation": 1}),
-        "remedy": api.control(
-            "0.15.0, the script steps the scheduler only if sync_gradients",
-            params={"only_synced": True},
-        ),
-    },
-)
-
-
 def each_micro_batch(deviations: Sequence[schedule.Deviation], records: api.Records) -> bool:
     """The rates are those of a schedule that steps with each micro-batch. Each step moved the
     weights by its rate times the gradient of its micro-batches."""
@@ -80,7 +34,7 @@ def each_micro_batch(deviations: Sequence[schedule.Deviation], records: api.Reco
     return not schedule.deviations(records, lambda step: _rate(p, p.accumulation * step - 1))
 
 
-def _rate(p: Params, count: int) -> float:
+def _rate(p: Any, count: int) -> float:
     """The rate after so many steps of the schedule."""
     return float(p.lr * max(0.0, 1 - count / p.steps))
 

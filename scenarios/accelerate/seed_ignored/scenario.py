@@ -17,7 +17,6 @@ another one, ``sampler_shards``. The fix of that one in 0.30.0 brought this bug 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -25,43 +24,6 @@ from scenarios.accelerate import _coverage as coverage
 
 BATCH = 4
 """Samples in a batch of a rank."""
-
-
-@dataclass
-class Params(api.Knobs):
-    samples: int = api.knob(64, least=16, multiple=8, about="size of the dataset")
-    epochs: int = api.knob(2, least=1, about="of each loader; a new loader is made after each seed")
-    generator: str = api.knob("none", choices=("none", "own"), about="of the user's DataLoader")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Randomization with seed not working",
-        "https://github.com/huggingface/accelerate/issues/3398",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/3459",
-    symptom="the initial state of the new generator was always the same, whatever the seed passed "
-    "to set_seed",
-    trigger="a prepared DataLoader that shuffles without a generator of its own, on several ranks",
-    remedy="give the DataLoader a generator with your seed",
-    harm="wrong metric",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("the DataLoader shuffles without a generator of its own"),
-    },
-    seen={"accelerate.data_loader.DataLoaderShard": api.NEEDED},
-    pins={"accelerate": "1.5.2"},
-    files=("accelerate/data_loader.py",),
-    releases="accelerate>=0.4",  # older releases start one process on a CPU
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.6.0"),
-        "control": api.control(
-            "1.5.2, the DataLoader has a generator with the seed", params={"generator": "own"}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

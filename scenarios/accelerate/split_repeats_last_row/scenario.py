@@ -14,57 +14,10 @@ rank takes the quotient, rounded up, so that a start lies beyond the end more of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 
 from harness.bugs import api
 from scenarios.common import all_rows
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(3, least=1, about="of the evaluation")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix implicit padding in `split_between_processes` when `apply_padding=False` and "
-        "`num_samples < num_processes`",
-        "https://github.com/huggingface/accelerate/pull/4052",
-        "https://github.com/huggingface/accelerate/pull/2781",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/4052",
-    symptom="split_between_processes gives the same element to several ranks",
-    trigger="fewer rows than ranks; up to 0.30.1 also other numbers of rows that the ranks do not "
-    "divide",
-    remedy="split the rows yourself: rows[rank::ranks]",
-    pins={"accelerate": "1.13.0"},
-    absent=(
-        api.Absent(
-            "accelerate<0.20",
-            "split_between_processes came with 0.20",
-            "https://github.com/huggingface/accelerate/releases/tag/v0.20.0",
-        ),
-    ),
-    releases="accelerate>=0.20",
-    harm="wrong metric",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("rows are split by split_between_processes"),
-    },
-    files=("accelerate/state.py",),
-    ranks=4,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.14.0"),
-        "control": api.control("1.13.0 with 8 rows on 4 ranks", params={"rows": 8}),
-        "one_rank": api.control("1.13.0 on one rank", ranks=1),
-        "remainder": api.expect_symptom(
-            "0.30.1", about="0.30.1 with 9 rows on 4 ranks", params={"rows": 9}
-        ),
-    },
-)
 
 
 def came(records: api.Records) -> list[int]:

@@ -13,8 +13,6 @@ parameters unless FSDP2 is used, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import plain_loss, usual_checks
 
@@ -25,70 +23,6 @@ FLOOR = 1e-3
 """A gradient that is smaller than this part of the largest one counts as that large."""
 
 LINEAR, NOTHING = "linear", "nothing"
-
-
-@dataclass
-class Params(api.Knobs):
-    sharded: str = api.knob(
-        LINEAR,
-        choices=(LINEAR, NOTHING),
-        about="before prepare(): the linear layers of attention and MLP, or nothing",
-    )
-    optimizer_first: bool = api.knob(
-        True, about="whether the optimizer is made before the model is prepared"
-    )
-    steps: int = api.knob(4, least=1, about="of training, all on the same rows")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[Bug] Update torch.optim.Optimizer parameter states after tensor parallelism",
-        "https://github.com/huggingface/accelerate/pull/3835",
-        "https://github.com/huggingface/accelerate/pull/3845",
-        "https://github.com/huggingface/accelerate/pull/3945",
-    ),
-    fix="https://github.com/huggingface/accelerate/pull/3835",
-    symptom="after tensor parallelism, the optimizer refers to parameters that are no longer the "
-    "model's",
-    trigger="tensor parallelism, and an optimizer that was made before prepare()",
-    remedy="prepare the model before you make the optimizer",
-    pins={"accelerate": "1.11.0", "transformers": "4.57.6"},
-    vehicles=("transformers",),
-    companions=(
-        api.Companion(
-            "accelerate<1.10.1",
-            {"transformers": "4.55.4"},
-            "4.57.6 does not install beside the tokenizers of this release",
-        ),
-    ),
-    absent=(
-        api.Absent("accelerate<1.10", "ParallelismConfig came with 1.10.0"),
-        api.Absent("accelerate>=1.12,<1.13", "it raises a KeyError if a parameter is sharded"),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("ParallelismConfig has a tp_size above 1, without FSDP"),
-    },
-    files=("accelerate/accelerator.py",),
-    releases="accelerate>=1.10",
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.13.0"),
-        "unsharded": api.expect_symptom(
-            about="1.11.0 with a model without sharded parameters", params={"sharded": NOTHING}
-        ),
-        "unsharded_fixed": api.expect_clean(
-            "1.12.0", about="1.12.0 with the same model", params={"sharded": NOTHING}
-        ),
-        "control": api.control(
-            "1.11.0, the optimizer made after the model is prepared",
-            params={"optimizer_first": False},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -26,58 +26,17 @@ CLOSE = 1e-3
 """How far (as a fraction) an update may be from another one."""
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(24, least=2, about="of training")
-    beta1: float = api.knob(0.9, least=0, below=1, about="of the average of gradients")
-    beta2: float = api.knob(0.95, least=0, below=1, about="of the average of their squares")
-    lr: float = api.knob(0.001, above=0, about="of the optimizer")
-
-    def correction(self, step: int) -> float:
-        """The update of this step is as long as with the corrections of the first, times this."""
-        return math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "SkipStepAdamW foreach implementation; bug fix for step state in SkipStepAdamW",
-        "https://github.com/allenai/OLMo-core/pull/309",
-        "https://github.com/allenai/OLMo-core/pull/317",
-    ),
-    fix="https://github.com/allenai/OLMo-core/pull/309",
-    symptom="the step is not incremented: no bias correction is applied, and the effective "
-    "learning rate is 2.2 times the specified one",
-    trigger="SkipStepAdamW with a beta above 0, after its first step",
-    remedy="set the learning rate to the chosen one times (1 - beta1) / sqrt(1 - beta2)",
-    pins={"ai2-olmo-core": "2.1.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("SkipStepAdamW is the optimizer")},
-    seen={"olmo_core.optim.adamw.SkipStepAdamW": {"defaults.betas.0": api.above(0)}},
-    files=("olmo_core/optim/adamw.py",),
-    releases="ai2-olmo-core>=1.8",
-    absent=(api.Absent("ai2-olmo-core<1.8", "the optimizer came with 1.8.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.2.0"),
-        "control": api.control(
-            "2.1.0 with betas of 0, which need no correction", params={"beta1": 0.0, "beta2": 0.0}
-        ),
-        "default_betas": api.expect_symptom(
-            about="2.1.0 with the default betas: updates are first too long, later too short",
-            params={"beta2": 0.999},
-        ),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(api.Entry):
     ratio: api.Number
     """How many times torch's update is in the one that was applied."""
     cosine: api.Number
     loss: api.Number
+
+
+def correction(params: Any, step: int) -> float:
+    """The update of this step is as long as with the corrections of the first, times this."""
+    return math.sqrt(1 - params.beta2**step) / (1 - params.beta1**step)
 
 
 def plan(at: api.Position) -> api.Plan:
@@ -136,7 +95,7 @@ def detect(records: api.Records) -> api.Finding | None:
     newest = wrong_steps[-1]
     documented = all(
         s.cosine >= 1 - CLOSE
-        and api.near(s.ratio, p.correction(1) / p.correction(s.step), share=CLOSE)
+        and api.near(s.ratio, correction(p, 1) / correction(p, s.step), share=CLOSE)
         for s in steps
     )
     lines = [f"step {newest.step}: the update is {newest.ratio:.4g} times that of torch's AdamW"]

@@ -16,7 +16,6 @@ licence; albumentations itself has no further releases.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -25,17 +24,10 @@ BATCH = 2
 """Rows of a batch."""
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(12, least=4, multiple=4, about="of the dataset")
-    epochs: int = api.knob(3, least=2, about="passes over the dataset")
-    workers: int = api.knob(2, least=0, most=4, about="of the loader")
-    persistent: bool = api.knob(False, about="whether the workers live longer than an epoch")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.persistent and not self.workers:
-            raise ValueError("persistent needs workers")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.persistent and not params.workers:
+        raise ValueError("persistent needs workers")
 
 
 RESEED = """
@@ -55,53 +47,6 @@ def reseed(function: Any) -> api.Edits:
 
     for line in m.findall(function, m.If(test=m.Name("args"))):
         yield line, cst.FlattenSentinel([*cst.parse_module(RESEED).body, line])
-
-
-REMEDY = api.Defect(
-    name="reseeded",
-    upstream="albumentations",
-    file="albumentations/core/composition.py",
-    scope="Compose.__call__",
-    edit=reseed,
-    about="our remedy: in each worker and epoch the generators get the worker's seed",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Workers produce identical augmentations per batch position across epochs when used with "
-        "PyTorch DataLoader",
-        "https://github.com/albumentations-team/AlbumentationsX/issues/266",
-    ),
-    fix="https://github.com/albumentations-team/AlbumentationsX/pull/272, in the successor; no "
-    "release of albumentations has it",
-    symptom="samples at the same position of a batch get the same augmentations in each epoch",
-    trigger="a Compose that is made before the workers of a DataLoader start",
-    remedy="pass a worker_init_fn that calls set_random_seed(torch.initial_seed() % 2**32) of the "
-    "dataset's Compose",
-    pins={"albumentations": "2.0.8"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a dataset with a Compose is read by several workers")},
-    seen={
-        "albumentations.core.composition.Compose": api.NEEDED,  # it may draw nothing
-        "torch.utils.data.dataloader.DataLoader": {
-            "num_workers": api.above(0),
-            "worker_init_fn": (None,),
-        },
-    },
-    files=("albumentations/core/composition.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="2.0.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("2.0.8 without workers", params={"workers": 0}),
-        "persistent": api.expect_symptom(
-            about="2.0.8 with workers that live longer than an epoch: they still are alike",
-            params={"persistent": True},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

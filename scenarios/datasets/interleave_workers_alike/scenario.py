@@ -16,58 +16,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
-
-@dataclass
-class Params(api.Knobs):
-    workers: int = api.knob(3, least=2, most=8, about="of the loader")
-    rows: int = api.knob(24, least=16, about="that each worker reads")
-    mixed: str = api.knob(
-        "at random",
-        choices=("at random", "in turn"),
-        about="how a source is chosen; in turn needs no random numbers",
-    )
-
-
 SOURCES = 3
-
-SCENARIO = api.Scenario(
-    report=(
-        "interleave_datasets seed with multiple workers",
-        "https://github.com/huggingface/datasets/issues/7567",
-    ),
-    fix="https://github.com/huggingface/datasets/pull/7823",
-    symptom="with several dataloader workers, the same seed is used in all workers",
-    trigger="interleave_datasets with probabilities, read by a DataLoader with several workers",
-    remedy="read with one worker, or give each worker a stream of its own seed",
-    pins={"datasets": "4.3.0"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={
-        "code": api.by_code(
-            "streams are interleaved with probabilities, and read by several workers"
-        )
-    },
-    files=("datasets/iterable_dataset.py",),
-    absent=(
-        api.Absent(
-            "datasets<2.12",
-            "a loader's workers could not share an interleaved stream: it raised",
-            "https://github.com/huggingface/datasets/blob/2.11.0/src/datasets/iterable_dataset.py",
-        ),
-    ),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.4.0"),
-        "control": api.control("4.3.0, sources are chosen in turn", params={"mixed": "in turn"}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -13,63 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
 BATCH = 4
 """Rows of a batch."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=8, multiple=4, about="of the stream")
-    epochs: int = api.knob(3, least=2, about="passes over the stream")
-    persistent: bool = api.knob(True, about="whether the worker lives for all epochs")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "IterableDataset `set_epoch` is ignored when DataLoader `persistent_workers=True`",
-        "https://github.com/huggingface/datasets/issues/6673",
-    ),
-    fix="https://github.com/huggingface/datasets/pull/6710",
-    symptom="the epoch that is set in the training process is ignored by the workers",
-    trigger="a shuffled IterableDataset in a DataLoader with persistent_workers=True, and a second "
-    "epoch",
-    remedy="set persistent_workers=False",
-    pins={"datasets": "2.20.0"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={
-        "code": api.by_code(
-            "persistent workers read a shuffled streaming dataset for several epochs"
-        )
-    },
-    seen={
-        "torch.utils.data.dataloader.DataLoader": api.needed(  # a second epoch is needed, too
-            {"persistent_workers": True, "dataset._shuffling.generator": api.exists()}
-        )
-    },
-    files=("datasets/iterable_dataset.py",),
-    ranks=1,
-    present=(
-        api.Present(
-            "datasets>=2.3.2,<2.9",
-            "set_epoch sets an attribute of the dataset in its own process",
-            "https://github.com/huggingface/datasets/blob/2.3.2/src/datasets/iterable_dataset.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.21.0"),
-        "control": api.control(
-            "2.20.0 with new workers for each epoch", params={"persistent": False}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -14,66 +14,19 @@ next table. With an operation of rows before skip(), such as map(), the old code
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs import api
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(40, least=4, about="number of rows in the stream")
-    tables: int = api.knob(4, least=1, about="number of Arrow tables of equal length")
-    count: int = api.knob(15, least=1, unit="rows", about="how many are skipped")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rows % self.tables:
-            raise ValueError("scenario.tables must divide scenario.rows")
-        if self.count >= self.rows:
-            raise ValueError("scenario.count must be below scenario.rows")
-
-    @property
-    def table(self) -> int:
-        """The rows of a table."""
-        return self.rows // self.tables
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.rows % params.tables:
+        raise ValueError("scenario.tables must divide scenario.rows")
+    if params.count >= params.rows:
+        raise ValueError("scenario.count must be below scenario.rows")
 
 
-SCENARIO = api.Scenario(
-    report=(
-        "Fix iterable skip over full Arrow blocks",
-        "https://github.com/huggingface/datasets/pull/8236",
-    ),
-    fix="https://github.com/huggingface/datasets/pull/8236",
-    symptom="skipped rows appear in the output of IterableDataset.skip(n)",
-    trigger="skip(n) on a stream that reads Arrow tables, with n of at least the rows of the first "
-    "table",
-    remedy="put map(lambda row: row) before skip()",
-    pins={"datasets": "4.8.5"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a streaming dataset of Arrow tables skips a table or more")},
-    files=("datasets/iterable_dataset.py",),
-    ranks=1,
-    absent=(
-        api.Absent(
-            "datasets>=2,<2.12",
-            "skip() reads the rows one by one",
-            "https://github.com/huggingface/datasets/blob/2.3.2/src/datasets/iterable_dataset.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.0.0"),
-        "control": api.control("4.8.5, the stream has one table", params={"tables": 1}),
-        "table": api.expect_symptom(
-            about="4.8.5, skip() of exactly one table skips nothing", params={"count": 10}
-        ),
-        "tables": api.expect_symptom(
-            about="4.8.5, skip() of several tables skips one", params={"count": 30}
-        ),
-    },
-)
 _ROWS = api.many(api.COUNT)
 
 
@@ -103,7 +56,7 @@ def detect(records: api.Records) -> api.Finding | None:
     if (head, tail) == (whole[: p.count], whole[p.count :]) and whole == list(range(p.rows)):
         return None
     again, never = set(head) & set(tail), set(whole) - set(head) - set(tail)
-    start = min(p.count - p.table, p.table)
+    start = min(p.count - (p.rows // p.tables), (p.rows // p.tables))
     sound = whole == list(range(p.rows)) and head == whole[: p.count]
     return api.Finding(
         f"take({p.count}) has {len(head)} rows and skip({p.count}) {len(tail)} of {len(whole)}: "
@@ -118,8 +71,8 @@ def detect(records: api.Records) -> api.Finding | None:
 def exercised(records: api.Records) -> api.Exercise:
     """skip() had to skip at least the first table."""
     p = records.params
-    text = f"skip({p.count}) on {p.tables} tables of {p.table} rows"
-    return api.Exercise.of(p.count >= p.table, text)
+    text = f"skip({p.count}) on {p.tables} tables of {p.rows // p.tables} rows"
+    return api.Exercise.of(p.count >= (p.rows // p.tables), text)
 
 
 def insufficient_checks(records: api.Records) -> dict[str, bool]:

@@ -15,61 +15,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from harness.bugs import api
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(40, least=10, about="number of rows in the stream")
-    shards: int = api.knob(2, least=1, about="number of Arrow tables that hold the rows")
-    each: int = api.knob(9, least=1, unit="rows", about="how many are read before a checkpoint")
-    resumes: int = api.knob(2, least=1, about="how often the run is stopped and resumed")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.each * self.resumes >= self.rows:
-            raise ValueError("scenario.each times scenario.resumes must be below scenario.rows")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.each * params.resumes >= params.rows:
+        raise ValueError("scenario.each times scenario.resumes must be below scenario.rows")
 
 
-SCENARIO = api.Scenario(
-    report=(
-        "Streaming IterableDataset state stops advancing after first resume — second resume "
-        "restarts from the beginning",
-        "https://github.com/huggingface/datasets/issues/8308",
-        "https://github.com/pytorch/torchtitan/issues/3907",
-    ),
-    fix="https://github.com/huggingface/datasets/pull/8295",
-    symptom="a second consecutive resume restarts the entire data stream from scratch",
-    trigger="a second resume of an IterableDataset, from a state that a resumed one has saved",
-    pins={"datasets": "5.0.0"},
-    absent=(
-        api.Absent(
-            "datasets<5.0",
-            "only since 5.0.0 load_state_dict makes a new dictionary",
-            "https://github.com/huggingface/datasets/pull/8194",
-        ),
-    ),
-    harm="wrong resume",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a streaming dataset is resumed twice")},
-    files=("datasets/iterable_dataset.py",),
-    releases="datasets>=2.20",  # older releases keep no state
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.0.1"),
-        "control": api.control("5.0.0, resumed once", params={"resumes": 1}),
-        "thrice": api.expect_symptom(
-            about="5.0.0, resumed three times: the third resume begins with the first row, too",
-            params={"resumes": 3},
-        ),
-    },
-)
 _SEEN = {"seen": api.many(api.COUNT)}
 
 
@@ -91,7 +48,7 @@ def run(ctx: api.Context) -> None:
         ctx.record("part", part, seen=rows)
 
 
-def _stream(p: Params) -> Any:
+def _stream(p: Any) -> Any:
     """A stream of numbered rows, made as at the start of each process."""
     from datasets import Dataset
 

@@ -15,63 +15,18 @@ own code, which was fixed in 5.0.1.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.datasets.streaming_map_resume import stream
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(40, least=2, about="number of rows in the stream")
-    shards: int = api.knob(2, least=1, about="number of Arrow tables that hold the rows")
-    before: int = api.knob(7, least=1, unit="rows", about="how many are read before the checkpoint")
-    transform: str = api.knob(
-        "map", choices=("none", "map", "batched", "filter"), about="what is applied to the stream"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.before >= self.rows:
-            raise ValueError("scenario.before must be below scenario.rows")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.before >= params.rows:
+        raise ValueError("scenario.before must be below scenario.rows")
 
 
-SCENARIO = api.Scenario(
-    report=(
-        "`.map()` on a streaming IterableDataset silently skips examples after load_state_dict",
-        "https://github.com/huggingface/datasets/issues/8145",
-        "https://github.com/huggingface/datasets/issues/7630",
-    ),
-    fix="https://github.com/huggingface/datasets/pull/8147; for filter() "
-    "https://github.com/huggingface/datasets/pull/8360 (5.0.1)",
-    symptom="after load_state_dict the stream jumps forward by up to one Arrow read chunk",
-    trigger="an IterableDataset with map() or filter() that is resumed within an Arrow table",
-    remedy="map in the collator",
-    pins={"datasets": "4.8.4"},
-    harm="wrong resume",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a streaming dataset with map() is resumed")},
-    seen={"datasets.iterable_dataset.IterableDataset": api.NEEDED},
-    files=("datasets/iterable_dataset.py",),
-    releases="datasets>=2.20",
-    absent=(api.Absent("datasets<2.20", "a stream keeps no state"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.8.5"),
-        "control": api.control("4.8.4 without map()", params={"transform": "none"}),
-        "batched": api.expect_symptom(
-            about="4.8.4 with a batched map()", params={"transform": "batched"}
-        ),
-        "filter": api.expect_symptom(
-            "4.8.5",
-            about="4.8.5, which fixed map(): filter() still skips rows",
-            params={"transform": "filter"},
-        ),
-    },
-)
 oracle = stream
 
 
@@ -92,7 +47,7 @@ def run(ctx: api.Context) -> None:
     )
 
 
-def _dataset(params: Params) -> Any:
+def _dataset(params: Any) -> Any:
     """A stream of numbered rows, built as at the start of each process.
 
     A map adds 1 to each row's ``mark``.

@@ -22,14 +22,12 @@ No published release has the bug, because the optimizer was first released with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped
-from scenarios.deepspeed._history import NEVER_TAKEN
 
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two ranks may be from those of one. bf16 rounding alone moved them
@@ -44,27 +42,6 @@ STEP = {
 }
 KEY = api.matching(r"(input|post_attention)_layernorm\.(weight|bias)", "key of a layer norm")
 FILE = api.matching(r"layer_\d\d-model_0[01]-model_states\.pt", "file of a layer")
-
-
-@dataclass
-class Params(api.Knobs):
-    gradient_clipping: float = api.knob(
-        0.1,
-        least=0,
-        about="the norm to which gradients are clipped; 0 is off: norms are then 0.7 to 1.9",
-    )
-    optimizer: str = api.knob(
-        "sgd",
-        choices=("sgd", "adam"),
-        about="with adam fewer copies differ after the first step, and by less",
-    )
-    lr: float = api.knob(
-        1.0,
-        above=0,
-        about="learning rate; bf16 weights near 1 move by 4e-3 or not at all, so 0.1 is too small",
-    )
-    steps: int = api.knob(10, least=1, about="steps of training")
-    batch: int = api.knob(4, least=1, about="sequences in each step")
 
 
 def filter_for_clipping_too(function: Any) -> api.Edits:
@@ -86,57 +63,6 @@ def filter_for_clipping_too(function: Any) -> api.Edits:
         *statements, duplicate_filter = node.body.body
         body = node.body.with_changes(body=statements)
         yield node, cst.FlattenSentinel([node.with_changes(body=body), duplicate_filter])
-
-
-DEFECT = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/bf16_optimizer.py",
-    scope="BF16_Optimizer.get_grads_for_norm",
-    edit=filter_for_clipping_too,
-    about="skips the duplicates of replicated parameters also when gradients are fetched for "
-    "clipping, so that only tensor-parallel rank 0 scales its copy",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "DeepSpeed BF16_Optimizer Gradient Clipping Leading to Model Weights Out-of-Sync",
-        "https://github.com/microsoft/DeepSpeed/pull/1801",
-    ),
-    fix="https://github.com/microsoft/DeepSpeed/commit/e24814a10 (2022)",
-    symptom="AssertionError: Checking Transformer Layer norm weights in key "
-    "input_layernorm.weight, checkpoint global_step10, files ['layer_03-model_00-model_states.pt', "
-    "'layer_03-model_01-model_states.pt']",
-    trigger="BF16_Optimizer, gradient clipping and tensor parallelism",
-    remedy="use any published release of DeepSpeed; none has this bug",
-    pins={"deepspeed": "0.19.8", "megatron-core": "0.16.1"},
-    absent=(NEVER_TAKEN,),
-    named_by=("traincheck: deepspeedai/DeepSpeed#1801", "attest: deepspeedai/DeepSpeed#1801"),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "precision": "bf16",
-        "gradient_clipping": api.above(0),
-        "tensor_parallel": api.above(1),
-    },
-    vehicles=("megatron-core",),
-    companions=(
-        api.Companion(
-            "deepspeed<0.16",
-            {"megatron-core": "0.14.0"},
-            "newer ones need a packaging or numpy that is younger than these DeepSpeed releases",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(
-            about="the release with an edit that puts the bug back", defects=(DEFECT,)
-        ),
-        "fixed": api.expect_clean(),
-        "control": api.control(
-            "as `buggy`, but without clipping", defects=(DEFECT,), params={"gradient_clipping": 0.0}
-        ),
-        "reference": api.expect_clean(about="the release on one rank, without replicas", ranks=1),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -13,43 +13,9 @@ right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.deepspeed import _local_gradients as local
-from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
 
-
-@dataclass
-class Params(api.Knobs):
-    micro_batches: int = api.knob(1, choices=(1, 2, 4), about="gradient_accumulation_steps")
-    zero_stage: int = api.knob(1, choices=(0, 1), about="stage of ZeRO; both have BF16_Optimizer")
-    lr: float = api.knob(0.125, above=0, about="learning rate of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "ZeRO0 does not handle BF16 gradients properly",
-        "https://github.com/deepspeedai/DeepSpeed/pull/5154",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/5170",
-    symptom="the engine performs allreduce on BF16 gradients after they were copied to FP32, so "
-    "gradients are not properly reduced",
-    trigger="bf16 with BF16_Optimizer, without a pipeline, on several ranks",
-    pins={"deepspeed": "0.13.2"},
-    absent=(BEFORE_BF16, NEVER_TAKEN),
-    harm="ruins training",
-    visibility="silent",
-    settings={"precision": "bf16", "zero_stage": (0, 1), "ranks": api.above(1)},
-    seen={"deepspeed.runtime.engine.DeepSpeedEngine": {"pipeline_parallelism": False}},
-    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.3"),
-        "control": api.control("0.13.2 on one rank", ranks=1),
-        "stage_0": api.expect_symptom(about="0.13.2 with ZeRO stage 0", params={"zero_stage": 0}),
-    },
-)
 oracle = local.oracle
 
 

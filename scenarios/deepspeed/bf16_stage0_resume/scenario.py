@@ -12,46 +12,13 @@ optimizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.deepspeed import _loaded as loaded_weights
-from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 MORE = 2
 """Steps after the save, in both launches."""
-
-
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob("bf16", choices=("bf16", "fp32"), about="of the weights")
-    steps: int = api.knob(4, least=1, about="of training before the save")
-    lr: float = api.knob(0.01, above=0, about="of Adam")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "fix checkpointing/loading of z0+bf16",
-        "https://github.com/deepspeedai/DeepSpeed/pull/7786",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/7786",
-    symptom="the optimizer's step counter and other states (exp_avg, exp_avg_sq) are lost after "
-    "loading a checkpoint",
-    trigger="bf16 with ZeRO stage 0, and a resume",
-    pins={"deepspeed": "0.18.4"},
-    absent=(BEFORE_WRAPPING,),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"precision": "bf16", "zero_stage": 0},
-    files=("deepspeed/runtime/engine.py",),
-    launches=("train", "resume"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.18.5"),
-        "control": api.control("0.18.4 in fp32", params={"precision": "fp32"}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

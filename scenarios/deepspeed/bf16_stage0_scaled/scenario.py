@@ -18,48 +18,12 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, plain_loss
-from scenarios.deepspeed._history import BEFORE_WRAPPING
 
 SCALE = 65536
 """fp16's first loss scale in these releases."""
 
 TOLERANCE = 2e-2
 """How far (as a fraction) an applied gradient may be from the right one: bf16 rounds by 2**-9."""
-
-
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob("bf16", choices=("bf16", "fp32"), about="of the weights")
-    zero_stage: int = api.knob(0, choices=(0, 1), about="stage of ZeRO")
-    steps: int = api.knob(3, least=2, about="of training")
-    lr: float = api.knob(0.125, above=0, about="of SGD")
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's part of a step")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix bf16 gradient norm divergence with ZeRO stage 0",
-        "https://github.com/deepspeedai/DeepSpeed/pull/7839",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/7839",
-    symptom="step() divides gradients by 65536, and zero_grad is skipped, causing gradient "
-    "accumulation",
-    trigger="bf16 with ZeRO stage 0",
-    remedy="use ZeRO stage 1",
-    pins={"deepspeed": "0.18.5"},
-    absent=(BEFORE_WRAPPING,),
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={"precision": "bf16", "zero_stage": 0},
-    seen={"deepspeed.runtime.engine.DeepSpeedEngine": {"pipeline_parallelism": False}},
-    files=("deepspeed/runtime/engine.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.18.6"),
-        "control": api.control("0.18.5 in fp32", params={"precision": "fp32"}),
-        "stage_1": api.control("0.18.5 with ZeRO stage 1", params={"zero_stage": 1}),
-    },
-)
 
 
 @dataclass(frozen=True)

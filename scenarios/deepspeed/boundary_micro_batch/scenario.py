@@ -12,55 +12,12 @@ BF16_Optimizer adds the gradients of this ``backward`` to them. The fix swaps th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied
 from scenarios.deepspeed import _local_gradients as local
-from scenarios.deepspeed._history import NEVER_TAKEN
-
-
-@dataclass
-class Params(api.Knobs):
-    micro_batches: int = api.knob(4, choices=(1, 2, 4), about="gradient_accumulation_steps")
-    immediate: bool = api.knob(False, about="bf16's immediate_grad_update")
-    lr: float = api.knob(0.125, above=0, about="learning rate of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix BF16_Optimizer last-microbatch grad leak under ZeRO-1",
-        "https://github.com/deepspeedai/DeepSpeed/pull/7985",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/7985",
-    symptom="the gradient of the last micro-batch is added after the all-reduce",
-    trigger="bf16 with ZeRO-1 and fp32 gradient accumulation, on several ranks",
-    remedy="set immediate_grad_update in the section bf16",
-    pins={"deepspeed": "0.18.9"},
-    absent=(
-        NEVER_TAKEN,
-        api.Absent(
-            "deepspeed<0.18.3",
-            "only since 0.18.3 the engine averages before the optimizer adds the last gradients",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7665",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"precision": "bf16", "zero_stage": 1, "ranks": api.above(1)},
-    seen={"deepspeed.runtime.bf16_optimizer.BF16_Optimizer": {"immediate_grad_update": False}},
-    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.0"),
-        "control": api.control("0.18.9 on one rank", ranks=1),
-        "one": api.expect_symptom(
-            about="0.18.9 with one micro-batch: nothing is averaged", params={"micro_batches": 1}
-        ),
-        "immediate": api.control("0.18.9 with immediate_grad_update", params={"immediate": True}),
-    },
-)
 
 
 def facts(at: api.Position) -> api.Facts:

@@ -14,39 +14,9 @@ of tensors (DeepSpeed PR 4915). The fix is the minimum. ZeRO, fp16 and bf16 clip
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-
-
-@dataclass
-class Params(api.Knobs):
-    clipping: float = api.knob(1.0, least=0, about="the greatest gradient norm; 0 for no clipping")
-    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
-    steps: int = api.knob(60, least=1, about="steps of training")
-    batch: int = api.knob(32, least=1, unit="rows", about="size of a rank's part of a step")
-    distance: float = api.knob(20.0, above=0, about="of the weights from the optimum at the start")
-    noise: float = api.knob(0.1, least=0, about="standard deviation of the labels")
-
-
-SCENARIO = api.Scenario(
-    report=("Fix gradient clipping", "https://github.com/deepspeedai/DeepSpeed/pull/5150"),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/5150",
-    symptom="the gradient clipping API doesn't apply the coefficient correctly",
-    trigger="gradient_clipping in fp32 without ZeRO",
-    pins={"deepspeed": "0.13.2"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"precision": "fp32", "zero_stage": 0, "gradient_clipping": api.above(0)},
-    files=("deepspeed/runtime/utils.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.3"),
-        "before": api.expect_clean("0.13.1"),
-        "control": api.control("0.13.2 without clipping", params={"clipping": 0.0}),
-    },
-)
 
 
 def larger_factor(step: applied.Step, records: api.Records) -> bool:

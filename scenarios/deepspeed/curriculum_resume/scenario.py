@@ -14,21 +14,10 @@ Root cause: the sampler draws from a generator of its own, ``self.np_rng``. But 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import continued
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(12, least=4, multiple=2, about="of the dataset")
-    done: int = api.knob(4, least=1, unit="steps", about="before the save")
-    more: int = api.knob(14, least=1, unit="steps", about="after it")
-    beside: bool = api.knob(
-        False, about="whether the state of the sampler's own generator is saved and loaded by hand"
-    )
 
 
 def own_saved(function: Any) -> api.Edits:
@@ -50,63 +39,6 @@ def own_loaded(function: Any) -> api.Edits:
         (state,) = cst.ensure_type(call, cst.Call).args
         setting = cst.parse_expression("setattr(self.np_rng.bit_generator, 'state', _)")
         yield call, setting.deep_replace(m.findall(setting, m.Name("_"))[0], state.value)
-
-
-FILE = "deepspeed/runtime/data_pipeline/data_sampling/data_sampler.py"
-REMEDY = (
-    api.Defect(
-        name="own_generator_saved",
-        upstream="deepspeed",
-        file=FILE,
-        scope="DeepSpeedDataSampler.state_dict",
-        edit=own_saved,
-        about="our remedy, with the effect of upstream's pull request 8406: the sampler's own "
-        "generator is saved",
-    ),
-    api.Defect(
-        name="own_generator_loaded",
-        upstream="deepspeed",
-        file=FILE,
-        scope="DeepSpeedDataSampler.load_state_dict",
-        edit=own_loaded,
-        about="our remedy, its other half: that generator is loaded",
-    ),
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] Curriculum data sampler checkpoints the global numpy RNG, not its own, so resume "
-        "replays the sampling stream",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8405",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8406 is in no release as of 0.19.8",
-    symptom="a resumed sampler goes back to the top of its own random numbers, and draws other "
-    "batches than without a stop",
-    trigger="curriculum learning of the data efficiency library, and a resume",
-    remedy="save data_sampler.np_rng.bit_generator.state beside the checkpoint, and set it after "
-    "the load",
-    pins={"deepspeed": "0.19.8"},
-    absent=(
-        api.Absent(
-            "deepspeed<0.8",
-            "the data efficiency library came with 0.8.0",
-            "https://github.com/deepspeedai/DeepSpeed/pull/2585",
-        ),
-    ),
-    named_by=("reference: CKPT.13",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"curriculum_learning": True},
-    files=(FILE,),
-    launches=continued.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=REMEDY),
-        "control": api.control(
-            "0.19.8, with the generator saved and loaded by hand", params={"beside": True}
-        ),
-    },
-)
 
 
 def order_alone(

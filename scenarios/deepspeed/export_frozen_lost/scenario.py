@@ -12,18 +12,9 @@ engine writes this list if gradients are partitioned, which they are at stages 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    stage: int = api.knob(1, choices=(1, 2, 3), about="of ZeRO")
-    frozen: bool = api.knob(True, about="whether the first layer is frozen")
-    steps: int = api.knob(2, least=1, about="of training before the save")
-    lr: float = api.knob(0.05, above=0, about="of Adam")
 
 
 def at_each_stage(function: Any) -> api.Edits:
@@ -34,47 +25,6 @@ def at_each_stage(function: Any) -> api.Edits:
     for line in m.findall(function, m.Assign([m.AssignTarget(m.Name("save_frozen_param"))])):
         for name in m.findall(line, m.Name("zero_optimization_partition_gradients")):
             yield name, cst.Name("zero_optimization")
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/engine.py",
-    scope="DeepSpeedEngine._save_checkpoint",
-    edit=at_each_stage,
-    about="our remedy: the list of frozen parameters is written at each stage of ZeRO",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Why not save frozen params unless: "
-        "`self.zero_optimization_stage() >= ZeroStageEnum.gradients`?",
-        "https://github.com/deepspeedai/DeepSpeed/issues/5439",
-        "https://github.com/deepspeedai/DeepSpeed/issues/5489",
-    ),
-    fix="none as of 0.19.8; the fixed variant is our remedy",
-    symptom="frozen parameters are not in the weights that are made from a checkpoint",
-    trigger="ZeRO stage 1, frozen parameters, and zero_to_fp32.py or its functions",
-    remedy="take the frozen parameters from the checkpoint's mp_rank_00_model_states.pt, or train "
-    "at ZeRO stage 2",
-    pins={"deepspeed": "0.19.8"},
-    named_by=("attest: deepspeedai/DeepSpeed#5489",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "zero_stage": 1,
-        "code": api.by_code("parameters are frozen, and weights exported with zero_to_fp32.py"),
-    },
-    files=("deepspeed/runtime/engine.py", "deepspeed/utils/zero_to_fp32.py"),
-    releases="deepspeed>=0.10",  # the script of 0.9.5 refuses stage 1
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.19.8 without frozen parameters", params={"frozen": False}),
-        "stage_2": api.control("0.19.8 at ZeRO stage 2", params={"stage": 2}),
-        "stage_3": api.control("0.19.8 at ZeRO stage 3", params={"stage": 3}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

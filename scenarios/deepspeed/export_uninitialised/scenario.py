@@ -15,50 +15,9 @@ was given, which is that of the weights.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    stage: int = api.knob(2, choices=(1, 2, 3), about="of ZeRO")
-    largest: bool = api.knob(True, about="whether a file has the default largest size")
-    steps: int = api.knob(3, least=1, about="of training before the save")
-    lr: float = api.knob(0.05, above=0, about="of Adam")
-
-
-FILE = "deepspeed/utils/zero_to_fp32.py"
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG][IMPORTANT] zero_to_fp32.py consolidated weights are all zero after this commit",
-        "https://github.com/deepspeedai/DeepSpeed/issues/6791",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/6792",
-    symptom="zero_to_fp32.py generates empty weights: the original state dict is overridden",
-    trigger="zero_to_fp32.py, or convert_zero_checkpoint_to_fp32_state_dict, with a largest size "
-    "of a file, which is the default",
-    remedy="call convert_zero_checkpoint_to_fp32_state_dict with max_shard_size=None",
-    pins={"deepspeed": "0.16.0", "huggingface-hub": "0.26.2"},
-    vehicles=("huggingface-hub",),
-    named_by=("attest: deepspeedai/DeepSpeed#6791",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "zero_stage": (1, 2, 3),
-        "code": api.by_code("the weights of a checkpoint are exported with zero_to_fp32.py"),
-    },
-    files=(FILE,),
-    releases="deepspeed>=0.9",
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.16.1"),
-        "control": api.control("0.16.0 without a largest size", params={"largest": False}),
-        "stage_3": api.expect_symptom(about="0.16.0 at ZeRO stage 3", params={"stage": 3}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

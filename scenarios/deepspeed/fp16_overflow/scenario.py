@@ -27,36 +27,7 @@ from scenarios.deepspeed import _fp16 as fp16
 from scenarios.deepspeed import _loss_scale as loss_scale
 from scenarios.deepspeed import _scaler_records as scaler
 
-Params = fp16.Params
-
-SCENARIO = api.Scenario(
-    report=(
-        "DeepSpeed Gradient overflow with fp16 enabled (DeepSpeed 0.13.3; the run's own log says "
-        "0.13.2)",
-    ),
-    fix="none in any release: fp16 cannot represent the product",
-    symptom=f"loss nan at step 444; at step 456 Exception: {scaler.GIVEN_UP}",
-    trigger="dynamic loss scaling in fp16, once an activation passes 65504",
-    remedy="train in bf16, or watch the headroom with harness/detectors/headroom.py",
-    pins={"deepspeed": "0.13.3"},
-    harm="stops",
-    visibility="raises",
-    settings={
-        "precision": "fp16",
-        "dynamic_loss_scale": True,
-        "code": api.by_code("an activation passes 65504"),
-    },
-    files=("deepspeed/runtime/fp16/loss_scaler.py",),
-    variants={
-        "buggy": api.expect_symptom(about="fp16, as in the report"),
-        "fixed": api.expect_clean(
-            about="bf16, with the same seed, data and schedule", params={"precision": "bf16"}
-        ),
-        "control": api.control(
-            "fp16 at a sixteenth of the learning rate: the logits stay small", params={"lr": 5e-3}
-        ),
-    },
-)
+check_params = fp16.check_params
 oracle = loss_scale
 plan, run = scaler.plan, fp16.run
 

@@ -21,16 +21,3 @@ def raises_at_minimum(function: Any) -> api.Edits:
 
     line = cst.parse_statement(RAISES)
     yield function.body, function.body.with_changes(body=[line, *function.body.body])
-
-
-PROPOSAL = tuple(
-    api.Defect(
-        name=f"{kind}_raises_at_minimum",
-        upstream="deepspeed",
-        file=f"deepspeed/runtime/fp16/{kind}_optimizer.py",
-        scope=f"{scope}._update_scale",
-        edit=raises_at_minimum,
-        about="raises if a step overflows while the loss scale is at its minimum",
-    )
-    for kind, scope in (("unfused", "FP16_UnfusedOptimizer"), ("fused", "FP16_Optimizer"))
-)

@@ -19,7 +19,6 @@ weights and data it raises. bf16 does not overflow.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.bugs import api
@@ -35,53 +34,7 @@ SHARE = 0.8
 draws a batch that does not overflow at these weights, and is taken."""
 
 
-@dataclass
-class Params(fp16.Params):
-    zero_stage: int = api.knob(0, choices=(0, 1, 2), about="stage of ZeRO")
-    # Since 0.18.3 gradients at stage 0 are too small by the loss scale, and logits grow slowly.
-    lr: float = api.knob(
-        0.12, above=0, about="greatest learning rate; at 8e-2 some seeds of 0.19.8 do not overflow"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "found while reproducing fp16_overflow: FP16_UnfusedOptimizer._update_scale against "
-        "DynamicLossScaler.update_scale",
-        "https://github.com/deepspeedai/DeepSpeed/pull/1958",
-        "https://github.com/deepspeedai/DeepSpeed/issues/697",
-    ),
-    fix="none in any release",
-    symptom="loss nan; more steps skipped than the loss scale has halvings, the scale at its "
-    "minimum, and no exception",
-    trigger="fp16 and ZeRO stage 0, with an optimizer that is not DeepSpeed's own",
-    remedy="use ZeRO stage 1, which raises, or train in bf16",
-    pins={"deepspeed": "0.13.3"},
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={
-        "precision": "fp16",
-        "zero_stage": 0,
-        "dynamic_loss_scale": True,
-        "code": api.by_code("an activation passes 65504"),
-    },
-    known_upstream=False,
-    known_in_part="697 shows the symptom; 1958 made ZeRO stages 1 to 3 raise, and left out stage 0",
-    files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
-    variants={
-        "buggy": api.expect_symptom(about="fp16 at ZeRO stage 0"),
-        "fixed": api.expect_clean(
-            about="fp16 at ZeRO stage 1, which raises", params={"zero_stage": 1}
-        ),
-        "bf16": api.expect_clean(
-            about="bf16 at ZeRO stage 0: does not overflow", params={"precision": "bf16"}
-        ),
-        "control": api.control(
-            "fp16 at stage 0, a 24th of the learning rate: the logits stay small",
-            params={"lr": 5e-3},
-        ),
-    },
-)
+check_params = fp16.check_params
 oracle = loss_scale
 plan, run = scaler.plan, fp16.run
 

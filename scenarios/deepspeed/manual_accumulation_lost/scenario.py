@@ -14,30 +14,11 @@ to where the step reads it, and begins a new sum. The next backward pass replace
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
 from scenarios.common.line_edits import left_out
-
-
-@dataclass
-class Params(api.Knobs):
-    backwards: int = api.knob(4, least=1, most=8, about="backward passes before each step")
-    zero_stage: int = api.knob(2, choices=(0, 1, 2), about="of ZeRO")
-    boundary: str = api.knob(
-        "default",
-        choices=("default", "marked", "unmanaged"),
-        about="who says which backward pass is the last: DeepSpeed, "
-        "set_gradient_accumulation_boundary, or step with managed_gradient_accumulation=False",
-    )
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = api.knob(5, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-FILE = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 
 def sum_kept(function: Any) -> api.Edits:
@@ -47,54 +28,6 @@ def sum_kept(function: Any) -> api.Edits:
     target = m.AssignTarget(m.Subscript(m.Attribute(attr=m.Name("all_grad_tensors"))))
     line = m.SimpleStatementLine([m.Assign([target], m.Name("None"))])
     yield from left_out(iter(m.findall(function, line)))
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file=FILE,
-    scope="DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue",
-    edit=sum_kept,
-    about="our remedy, for loops without reentrant checkpointing: the sum of the gradients is kept "
-    "until the step",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix ZeRO-2 discarding gradients during manual accumulation",
-        "https://github.com/allenai/open-instruct/pull/1498",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8183",
-    ),
-    fix="the default is as before; 0.19.4 has an option for such loops, "
-    "https://github.com/deepspeedai/DeepSpeed/pull/8203",
-    symptom="with gradient_accumulation_steps=1 every backward pass resets the accumulator, so "
-    "that only the last micro-batch's gradient survives to the step",
-    trigger="ZeRO stage 1 or 2, and several backward passes before a step, though "
-    "gradient_accumulation_steps is 1",
-    remedy="set gradient_accumulation_steps and call step after each backward pass, or call "
-    "set_gradient_accumulation_boundary before each backward pass",
-    pins={"deepspeed": "0.19.8"},
-    harm="loses data",
-    visibility="silent",
-    settings={
-        "zero_stage": (1, 2),
-        "gradient_accumulation_steps": 1,
-        "code": api.by_code("backward is called several times before a step"),
-    },
-    files=(FILE,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "stage_1": api.expect_symptom(about="0.19.8 at ZeRO stage 1", params={"zero_stage": 1}),
-        "control": api.control("0.19.8 with one backward pass", params={"backwards": 1}),
-        "stage_0": api.control("0.19.8 at ZeRO stage 0", params={"zero_stage": 0}),
-        "marked": api.control(
-            "0.19.8, the loop marks the last backward pass", params={"boundary": "marked"}
-        ),
-        "unmanaged": api.control(
-            "0.19.8 with managed_gradient_accumulation=False", params={"boundary": "unmanaged"}
-        ),
-    },
-)
 
 
 oracle = applied.Applied(

@@ -13,70 +13,16 @@ Root cause: after a load of the module alone, the engine copies the weights into
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.bugs import api
 from scenarios.deepspeed import _loaded as loaded_weights
-from scenarios.deepspeed._history import BEFORE_BF16, NEVER_TAKEN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROUNDED = 2.0**-8
 """How far (as a fraction) a master may be from its weight, which is rounded to bf16."""
-
-
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob("bf16", choices=("bf16", "fp32"), about="of the weights")
-    refresh: bool = api.knob(False, about="whether refresh_fp32_params() is called after the load")
-    steps: int = api.knob(40, least=1, about="of training before the save")
-    lr: float = api.knob(0.05, above=0, about="of Adam")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fixes for training models with bf16 + freshly initialized optimizer via "
-        "`load_module_only`",
-        "https://github.com/deepspeedai/DeepSpeed/pull/4141",
-        "https://github.com/EleutherAI/DeeperSpeed/pull/56",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/4141",
-    symptom="after the first update step, model parameters will be updated to random parameters: "
-    "the loss dramatically rises",
-    trigger="bf16 with BF16_Optimizer, and load_checkpoint with load_module_only and without "
-    "load_optimizer_states",
-    remedy="call engine.optimizer.refresh_fp32_params() after the load",
-    pins={"deepspeed": "0.12.6"},
-    absent=(
-        BEFORE_BF16,
-        NEVER_TAKEN,
-        api.Absent(
-            "deepspeed>=0.8.3,<0.11.1",
-            "a load of the module alone raises an error for BF16_Optimizer, as recorded runs show",
-        ),
-    ),
-    harm="wrong resume",
-    visibility="visible in the loss",
-    settings={
-        "precision": "bf16",
-        "zero_stage": (0, 1),
-        "code": api.by_code(
-            "load_checkpoint has load_module_only=True, load_optimizer_states=False"
-        ),
-    },
-    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/bf16_optimizer.py"),
-    launches=("train", "resume"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.0"),
-        "refreshed": api.expect_clean(
-            about="0.12.6, with refresh_fp32_params() after the load", params={"refresh": True}
-        ),
-        "control": api.control("0.12.6 in fp32", params={"precision": "fp32"}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -12,56 +12,8 @@ Root cause: stage 3 calls Muon where it reduces gradients, which happens in each
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.deepspeed import _muon as muon
-
-
-@dataclass
-class Params(api.Knobs):
-    zero_stage: int = api.knob(3, choices=(1, 2, 3), about="of ZeRO")
-    micro_batches: int = api.knob(4, choices=(1, 2, 4), about="gradient_accumulation_steps")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of Muon")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "ZeRO-3 applies Muon's Newton-Schulz once per micro-batch, so gradient accumulation "
-        "changes the optimizer",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8443",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8600",
-    symptom="at ZeRO stage 3 the orthogonalization runs once in each micro-batch, on partial "
-    "gradients, and the momentum moves as often",
-    trigger="Muon at ZeRO stage 3, and gradient_accumulation_steps above 1",
-    remedy="use ZeRO stage 2, or larger micro-batches instead of accumulation",
-    pins={"deepspeed": "0.19.3"},
-    named_by=("reference: OPT.10",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "zero_stage": 3,
-        "gradient_accumulation_steps": api.above(1),
-        "muon_of_deepspeed": True,
-    },
-    files=("deepspeed/runtime/zero/stage3.py",),
-    absent=(
-        api.Absent(
-            "deepspeed<0.18.7",
-            "ZeRO stage 3 has no Muon there",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7919",
-        ),
-    ),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.8"),
-        "control": api.control("0.19.3 without accumulation", params={"micro_batches": 1}),
-        "stage_2": api.control("0.19.3 at ZeRO stage 2", params={"zero_stage": 2}),
-    },
-)
 
 
 def summed(step: api.Record) -> bool:

@@ -13,51 +13,8 @@ does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.deepspeed import _muon as muon
-
-
-@dataclass
-class Params(api.Knobs):
-    zero_stage: int = api.knob(0, choices=(0, 1, 2, 3), about="of ZeRO")
-    micro_batches: int = api.knob(1, choices=(1, 2, 4), about="gradient_accumulation_steps")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of Muon")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Muon runs no Newton-Schulz at ZeRO stage 0, which is the default: the plainest Muon "
-        "config trains with SGD",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8441",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8442",
-    symptom="at ZeRO stage 0 the weights are those of SGD, w - lr * grad: Newton-Schulz never runs",
-    trigger="the optimizer Muon of DeepSpeed's configuration, at ZeRO stage 0",
-    remedy="set ZeRO stage 1",
-    pins={"deepspeed": "0.19.3"},
-    named_by=("reference: OPT.11",),
-    harm="ruins training",
-    visibility="silent",
-    settings={"zero_stage": 0, "muon_of_deepspeed": True},
-    files=("deepspeed/runtime/zero/muon/muon_optimizer.py",),
-    absent=(
-        api.Absent(
-            "deepspeed<0.17.6",
-            "Muon came with 0.17.6",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7509",
-        ),
-    ),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.8"),
-        "control": api.control("0.19.3 at ZeRO stage 1", params={"zero_stage": 1}),
-        "stage_3": api.control("0.19.3 at ZeRO stage 3", params={"zero_stage": 3}),
-    },
-)
 
 
 def plain(step: api.Record) -> bool:

@@ -13,57 +13,10 @@ this one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-
-
-@dataclass
-class Params(api.Knobs):
-    micro_batches: int = api.knob(
-        4, least=1, most=8, about="GAS: a step averages the gradients of this many"
-    )
-    offload: bool = api.knob(True, about="whether the optimizer is offloaded to the CPU")
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = api.knob(5, least=1, about="steps of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix zero 1 and 2 CPU-offloaded gradient norm",
-        "https://github.com/deepspeedai/DeepSpeed/pull/7967",
-        "https://github.com/deepspeedai/DeepSpeed/pull/6550#issuecomment-2419308783",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/7967",
-    symptom="for micro_step_id > 0, the gradients are dropped instead of being accumulated",
-    trigger="ZeRO-2 with an offloaded optimizer, and gradient accumulation above 2",
-    remedy="train without offload",
-    pins={"deepspeed": "0.15.2"},
-    harm="loses data",
-    visibility="silent",
-    settings={
-        "zero_stage": 2,
-        "gradient_accumulation_steps": api.above(2),
-        "offload_optimizer": True,
-    },
-    files=("deepspeed/runtime/zero/stage_1_and_2.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.0"),
-        "before": api.expect_clean("0.15.1"),
-        "eight": api.expect_symptom(
-            about="0.15.2 with eight micro-batches: six are lost", params={"micro_batches": 8}
-        ),
-        "control": api.control("0.15.2 without offload", params={"offload": False}),
-        "two": api.control(
-            "0.15.2 with two micro-batches: there is none between the first and the last",
-            params={"micro_batches": 2},
-        ),
-    },
-)
 
 
 def ends_only(step: applied.Step, records: api.Records) -> bool:

@@ -14,7 +14,6 @@ fix leaves that step out, and lets the first real step create the state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from harness.bugs import api
@@ -23,45 +22,6 @@ from scenarios.deepspeed import _stepped_at_init as init
 TOLERANCE = 1e-3
 """How far weights may be from plain torch's, in learning rates: Adam's step is about one. Rounding
 in fp32 moves them by 1e-5."""
-
-
-@dataclass
-class Params(api.Knobs):
-    zero_stage: int = api.knob(1, choices=(0, 1, 2), about="stage of ZeRO")
-    steps: int = api.knob(5, least=1, about="of training")
-    lr: float = api.knob(0.01, above=0, about="of Adam")
-    batch: int = api.knob(16, least=1, unit="rows", about="size of a rank's part of a step")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Remove optimizer step on initialization",
-        "https://github.com/deepspeedai/DeepSpeed/pull/5104",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/5104",
-    symptom="step() on initialization increments a counter in the optimizer and produces a "
-    "different result in parameter update",
-    trigger="ZeRO with an optimizer that counts its steps, such as Adam",
-    pins={"deepspeed": "0.13.1"},
-    named_by=("opguard: 30",),
-    harm="ruins training",
-    visibility="silent",
-    settings={"zero_stage": (1, 2, 3), "code": api.by_code("the optimizer counts its steps")},
-    seen={
-        "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer or "
-        "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3": {
-            "optimizer.defaults.betas": api.exists(),
-            "optimizer.defaults.eps": api.exists(),  # not in Lion, which counts no steps
-        }
-    },
-    files=("deepspeed/runtime/zero/stage_1_and_2.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.2"),
-        "stage_2": api.expect_symptom(about="0.13.1 with ZeRO stage 2", params={"zero_stage": 2}),
-        "control": api.control("0.13.1 without ZeRO", params={"zero_stage": 0}),
-    },
-)
 
 
 def ahead(step: api.Record) -> bool:

@@ -12,24 +12,9 @@ it is no tensor. ``merge_tensors`` drops the second value of tensors alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    partition: bool = api.knob(True, about="partition_activations")
-    before: str = api.knob(
-        "none",
-        choices=("none", "tensor"),
-        about="the mask, which is the argument before the factor",
-    )
-    size: int = api.knob(8, least=1, about="of the vectors")
-
-
-FILE = "deepspeed/runtime/activation_checkpointing/checkpointing.py"
 
 
 def every_second(function: Any) -> api.Edits:
@@ -44,46 +29,6 @@ def every_second(function: Any) -> api.Edits:
         ]
         body = cst.IndentedBlock([cst.parse_statement(line) for line in lines])
         yield branch, cst.ensure_type(branch, cst.If).with_changes(body=body)
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file=FILE,
-    scope="merge_tensors",
-    edit=every_second,
-    about="our remedy, with the effect of upstream's pull request 8455: the second value of each "
-    "argument is dropped",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Rebuild the full argument list when partitioning activations",
-        "https://github.com/deepspeedai/DeepSpeed/pull/8455",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8455 is in no release as of 0.19.8",
-    symptom="a checkpointed function that takes any argument that is no tensor gets a corrupted "
-    "argument list on the recomputation",
-    trigger="activation checkpointing with partition_activations, and an argument that is no "
-    "tensor before one that is",
-    remedy="pass tensors first, and bind all other arguments beforehand with functools.partial",
-    pins={"deepspeed": "0.19.8"},
-    named_by=("reference: ACT.05",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "partition_activations": True,
-        "code": api.by_code("a layer has arguments like mask=None"),
-    },
-    files=(FILE,),
-    releases="deepspeed>=0.10",  # for older ones the shim of a stream lacks its options
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.19.8 without partition_activations", params={"partition": False}),
-        "tensors": api.control("0.19.8, the mask is a tensor", params={"before": "tensor"}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -15,21 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied
 from scenarios.deepspeed import _stages as stages
-
-
-@dataclass
-class Params(api.Knobs):
-    clipping: float = api.knob(0.1, least=0, about="the greatest gradient norm; 0 for no clipping")
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a micro-batch")
-    steps: int = api.knob(5, least=1, about="of training")
-    lr: float = api.knob(1.0, above=0, about="learning rate of SGD")
-    zero_stage: int = api.knob(0, choices=(0, 1), about="stage of ZeRO")
 
 
 def by_slice(function: Any) -> api.Edits:
@@ -40,46 +30,6 @@ def by_slice(function: Any) -> api.Edits:
     query = m.Call(m.Attribute(attr=m.Name("get_model_parallel_rank")))
     for call in m.findall(function, query):
         yield call, cst.parse_expression("mpu.get_slice_parallel_rank()")
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/utils.py",
-    scope="clip_grad_norm_",
-    edit=by_slice,
-    about="our remedy: the parameters of every stage count",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "unknown to the maintainers: see report.md. Related, about experts: [Bug] AutoEP FP32 "
-        "gradient clipping averages norms across ranks with different expert ownership",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8475",
-    ),
-    fix="none as of 0.19.8; the fixed variant is our remedy",
-    symptom="with gradient_clipping 0.1 and two stages, the step has a norm above 0.1",
-    trigger="pipeline parallelism in fp32 at ZeRO stage 0, and gradient_clipping",
-    remedy="use ZeRO stage 1",
-    pins={"deepspeed": "0.19.8"},
-    harm="ruins training",
-    visibility="silent",
-    known_upstream=False,
-    settings={
-        "precision": "fp32",
-        "zero_stage": 0,
-        "pipeline_parallel": api.above(1),
-        "gradient_clipping": api.above(0),
-    },
-    files=("deepspeed/runtime/utils.py", "deepspeed/runtime/pipe/engine.py"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.19.8 without clipping", params={"clipping": 0.0}),
-        "zero": api.control("0.19.8 at ZeRO stage 1", params={"zero_stage": 1}),
-        "one_stage": api.control("0.19.8 with all layers in one stage", ranks=1),
-        "four_stages": api.expect_symptom(about="0.19.8 with four stages", ranks=4),
-    },
-)
 
 
 def by_first_stage(step: stages.Step, records: api.Records) -> bool:

@@ -19,41 +19,6 @@ from __future__ import annotations
 from harness.bugs import api
 from scenarios.deepspeed import _stages as stages
 
-Params = stages.Params
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] Gradient accumulation scaling is applied repeatedly across pipeline stages",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8152",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8154",
-    symptom="the last stage receives the expected 1/GAS scaling, but the first stage receives an "
-    "additional 1/GAS",
-    trigger="pipeline parallelism and gradient accumulation",
-    pins={"deepspeed": "0.19.2"},
-    absent=(
-        api.Absent(
-            "deepspeed<0.18.3",
-            "the hook that divides came with 0.18.3",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7665",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"pipeline_parallel": api.above(1), "gradient_accumulation_steps": api.above(1)},
-    files=("deepspeed/runtime/engine.py", "deepspeed/runtime/pipe/engine.py"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.3"),
-        "four_stages": api.expect_symptom(
-            about="0.19.2 with four stages: the first divides four times", ranks=4
-        ),
-        "control": api.control(
-            "0.19.2 with one micro-batch: nothing to divide by", params={"micro_batches": 1}
-        ),
-        "one_stage": api.control("0.19.2 with all layers in one stage: divided once", ranks=1),
-    },
-)
 oracle = stages.Stages(
     stages.Step,
     stages.divided_again,

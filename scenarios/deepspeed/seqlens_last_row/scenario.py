@@ -13,7 +13,6 @@ end of a slice may be ``len(metrics)``, but ``range`` leaves out its own end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -23,22 +22,6 @@ TOKENS = 20
 """The most tokens of a batch."""
 LONGEST = 9
 """The greatest length of a row."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(100, least=4, multiple=2, about="of the dataset")
-    epochs: int = api.knob(3, least=1, about="passes over the dataset")
-    order: str = api.knob(
-        "random",
-        choices=("random", "dataloader", "seqlen"),
-        about="in which rows are packed; dataloader is that of the dataset",
-    )
-    packed: str = api.knob(
-        "by_length",
-        choices=("by_length", "in_pairs"),
-        about="by DeepSpeed's batch_by_seqlens, or by hand in pairs",
-    )
 
 
 def one_further(function: Any) -> api.Edits:
@@ -52,53 +35,6 @@ def one_further(function: Any) -> api.Edits:
         arguments = list(cst.ensure_type(call, cst.Call).args)
         arguments[1] = cst.Arg(cst.parse_expression("len(metrics) + 1"))
         yield call, call.with_changes(args=arguments)
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/data_pipeline/data_sampling/variable_batch_size_and_lr.py",
-    scope="batch_by_seqlens",
-    edit=one_further,
-    about="our remedy, with the effect of upstream's pull request 8347: the last row is tried, too",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Include the last sample when packing variable-size batches",
-        "https://github.com/deepspeedai/DeepSpeed/pull/8347",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8347 is in no release as of 0.19.8",
-    symptom="the last sample of the dataset is never placed in a microbatch, in every epoch",
-    trigger="batches of variable size, by dynamic_batching or batch_by_seqlens",
-    remedy="put a row at the end that is a copy of another, in the order of lengths a longest one",
-    pins={"deepspeed": "0.19.8"},
-    absent=(
-        api.Absent(
-            "deepspeed<0.16.5",
-            "batches of variable size came with 0.16.5",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7104",
-        ),
-    ),
-    named_by=("reference: DATA.07",),
-    harm="loses data",
-    visibility="silent",
-    settings={"code": api.by_code("DeepSpeed packs rows into batches of variable size")},
-    files=("deepspeed/runtime/data_pipeline/data_sampling/variable_batch_size_and_lr.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "0.19.8 with batches that are made by hand", params={"packed": "in_pairs"}
-        ),
-        "in_order": api.expect_symptom(
-            about="0.19.8, in the order of the dataset", params={"order": "dataloader"}
-        ),
-        "by_length": api.expect_symptom(
-            about="0.19.8, in the order of the lengths", params={"order": "seqlen"}
-        ),
-    },
-)
 
 
 def last_never(faults: Sequence[epochs.Fault], records: api.Records) -> bool:
@@ -133,7 +69,7 @@ def run(ctx: api.Context) -> None:
         ctx.record("epoch", epoch, seen=rows_read)
 
 
-def _read(lengths: list[int], params: Params, seed: int) -> Iterator[int]:
+def _read(lengths: list[int], params: Any, seed: int) -> Iterator[int]:
     from deepspeed.runtime.data_pipeline.data_sampling import variable_batch_size_and_lr as variable
 
     if params.packed == "in_pairs":

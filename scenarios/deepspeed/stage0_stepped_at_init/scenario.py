@@ -15,7 +15,6 @@ the same step was left in place here.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,65 +27,9 @@ TOLERANCE = 0.1
 Rounding of the gradients to bf16 moves them by up to 0.04 here, and the bug by 0.256 and more."""
 
 
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob("fp16", choices=("fp16", "bf16", "fp32"), about="of the training")
-    zero_stage: int = api.knob(0, choices=(0, 1), about="stage of ZeRO")
-    steps: int = api.knob(5, least=1, about="of training")
-    lr: float = api.knob(0.01, above=0, about="of Adam")
-    batch: int = api.knob(16, least=1, unit="rows", about="size of a rank's part of a step")
-
-
 def not_stepped(function: object) -> api.Edits:
     """Leave out the step that allocates the state."""
     yield from left_out(calling(function, "step", of="optimizer"))
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/fp16/unfused_optimizer.py",
-    scope="FP16_UnfusedOptimizer.initialize_optimizer_states",
-    edit=not_stepped,
-    about="our remedy: the first real step makes the optimizer's state, as with ZeRO",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "unknown to the maintainers: see report.md. The same in ZeRO: Remove optimizer step on "
-        "initialization",
-        "https://github.com/deepspeedai/DeepSpeed/pull/5104",
-    ),
-    fix="none as of 0.19.8; the fixed variant is our remedy",
-    symptom="at ZeRO stage 0 in fp16 Adam has counted 2 after the first step, which is 0.744 times "
-    "the right one",
-    trigger="fp16 or bf16 at ZeRO stage 0, with an optimizer that counts its steps, such as Adam",
-    remedy="use ZeRO stage 1",
-    pins={"deepspeed": "0.19.8"},
-    named_by=("opguard: 30",),
-    harm="ruins training",
-    visibility="silent",
-    known_upstream=False,
-    settings={
-        "precision": ("fp16", "bf16"),
-        "zero_stage": 0,
-        "code": api.by_code("the optimizer counts its steps"),
-    },
-    seen={
-        "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer or "
-        "deepspeed.runtime.bf16_optimizer.BF16_Optimizer": {
-            "optimizer.defaults.betas": api.exists(),
-            "optimizer.defaults.eps": api.exists(),  # not in Lion, which counts no steps
-        }
-    },
-    files=("deepspeed/runtime/fp16/unfused_optimizer.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.19.8 in fp32", params={"precision": "fp32"}),
-        "stage_1": api.control("0.19.8 at ZeRO stage 1", params={"zero_stage": 1}),
-        "bf16": api.expect_symptom(about="0.19.8 in bf16", params={"precision": "bf16"}),
-    },
-)
 
 
 def ahead(step: api.Record) -> bool:

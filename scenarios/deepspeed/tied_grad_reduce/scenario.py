@@ -20,14 +20,11 @@ variant is a release that sums ``weight.grad`` again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from harness.bugs import api
 from scenarios.common import agree as agreement
 from scenarios.common import copies, stepped, usual_checks
-from scenarios.deepspeed._history import NEVER_TAKEN
-from scenarios.deepspeed._tied_defect import DEFECT
 
 LOSS_TOLERANCE = 5e-3
 """How far (nats) the losses of two stages may be from those of one. bf16 rounding alone moved them
@@ -35,56 +32,6 @@ by up to 2e-3 in five steps; the bug moves the second by more than 3e-2."""
 
 NORM_TOLERANCE = 1e-3
 """How far (as a fraction) the norms of two equal fp32 gradients may be apart."""
-
-
-@dataclass
-class Params(api.Knobs):
-    precision: str = api.knob(
-        "bf16",
-        choices=("bf16", "fp32"),
-        about="bf16 uses BF16_Optimizer; in fp32 the step reads weight.grad",
-    )
-    lr: float = api.knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = api.knob(5, least=1, about="steps of training")
-    batch: int = api.knob(4, least=1, unit="sequences", about="size of a micro-batch")
-    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "BigScience, The final training: trials and tribulations (main-2, March 2022)",
-        "https://github.com/microsoft/DeepSpeed/pull/1801",
-    ),
-    fix="https://github.com/microsoft/DeepSpeed/commit/37011a92 (2022)",
-    symptom="the gradients of the tied weights were not reduced: the front embedding got only its "
-    "own, and the loss spiked on restart",
-    trigger="a pipeline with tied layers under BF16_Optimizer",
-    remedy="use a published release of DeepSpeed that has the fix, or train with one pipeline "
-    "stage",
-    pins={"deepspeed": "0.19.8"},
-    absent=(NEVER_TAKEN,),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "precision": "bf16",
-        "pipeline_parallel": api.above(1),
-        "code": api.by_code("the pipeline has tied layers"),
-    },
-    variants={
-        "buggy": api.expect_symptom(
-            about="the release, which sums weight.grad again", defects=(DEFECT,)
-        ),
-        "fixed": api.expect_clean(),
-        "control": api.control(
-            "the release with the defect, but in fp32, where the step reads weight.grad",
-            defects=(DEFECT,),
-            params={"precision": "fp32"},
-        ),
-        "reference": api.control(
-            "the release with all layers in one stage: one weight, nothing to reduce", ranks=1
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -20,30 +20,11 @@ leaving the norm out of the last stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
-from scenarios.deepspeed._history import NEVER_TAKEN
-
-
-@dataclass
-class Params(api.Knobs):
-    weight_decay: float = api.knob(
-        0.1, least=0, about="alone moves the norm on the last stage, where it has no gradient"
-    )
-    lr: float = api.knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = api.knob(5, least=1, about="before the save; one more follows, restarted or not")
-    head_bias: bool = api.knob(
-        False, about="whether the tied module has a bias of the logits, trained on the last stage"
-    )
-    load_optimizer_states: bool = api.knob(
-        True, about="passed to load_checkpoint; False loses the fp32 master copies as well"
-    )
-    batch: int = api.knob(4, least=1, unit="sequences", about="size of a micro-batch")
-    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
 
 
 def save_and_load_partials(function: Any) -> api.Edits:
@@ -64,57 +45,6 @@ def save_and_load_partials(function: Any) -> api.Edits:
             for method in ("state_dict", "load_state_dict")
         )
         yield line, cst.FlattenSentinel([line, *statements])
-
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/pipe/module.py",
-    scope="PipelineModule._build",
-    edit=save_and_load_partials,
-    about="our remedy, not upstream's: a tied layer with a forward_fn is saved and loaded like any "
-    "other, because its partial gets the state_dict and load_state_dict of its module",
-)
-
-SCENARIO = api.Scenario(
-    report=("BigScience, The final training: trials and tribulations (main-4, March 2022)",),
-    fix="none upstream as of DeepSpeed 0.19.8; the fixed variant is our remedy",
-    symptom="on the last pipeline rank tied_modules.embed.word_embeddings.norm is reset to "
-    "defaults on load: weight 0.9961 before, 1.0 after",
-    trigger="a TiedLayerSpec with a forward_fn whose module holds more than its tied weight, "
-    "resumed from a checkpoint",
-    remedy="keep everything but the tied weight out of the tied module; see `python -m harness "
-    "show tied_resume_norm` for a patch",
-    pins={"deepspeed": "0.19.8"},
-    absent=(NEVER_TAKEN, resume.LOAD_RAISES),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "pipeline_parallel": api.above(1),
-        "code": api.by_code("a tied module holds more than its tied weight"),
-    },
-    seen={"deepspeed.runtime.pipe.module.PipelineModule": api.NEEDED},
-    known_upstream=False,
-    launches=resume.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(
-            about="the release with our remedy: tied layers with a forward_fn are saved and loaded",
-            defects=(REMEDY,),
-        ),
-        "trained": api.expect_symptom(
-            about="the release; the tied module has a bias as well, which the last stage trains",
-            params={"head_bias": True},
-        ),
-        "weights_only": api.expect_symptom(
-            about="the release, loaded without optimizer states: the values are lost for good",
-            params={"head_bias": True, "load_optimizer_states": False},
-        ),
-        "control": api.control(
-            "the release without weight decay: there are only initial values to lose",
-            params={"weight_decay": 0.0},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

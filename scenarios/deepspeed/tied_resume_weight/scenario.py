@@ -24,32 +24,12 @@ The model here has no norm in its embedding, because DeepSpeed 0.19.8 resets tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import copies, stepped
 from scenarios.deepspeed import _tied_resume as resume
-from scenarios.deepspeed._history import NEVER_TAKEN
-from scenarios.deepspeed._tied_defect import DEFECT as REDUCE_DEFECT
-
-
-@dataclass
-class Params(api.Knobs):
-    gradient_clipping: float = api.knob(
-        0.0,
-        least=0,
-        about="the greatest global gradient norm, 0 for no clipping; norms are 0.5 to 0.9",
-    )
-    lr: float = api.knob(1e-2, above=0, about="learning rate of AdamW")
-    steps: int = api.knob(5, least=1, about="before the save; one more follows, restarted or not")
-    norm: bool = api.knob(
-        False,
-        about="whether the embedding has a layer norm, which adds the bug of tied_resume_norm",
-    )
-    batch: int = api.knob(4, least=1, unit="sequences", about="size of a micro-batch")
-    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
 
 
 def filter_tied_for_clipping_too(function: Any) -> api.Edits:
@@ -70,55 +50,6 @@ def filter_tied_for_clipping_too(function: Any) -> api.Edits:
         copy_filter, *statements = node.body.body
         body = node.body.with_changes(body=statements)
         yield node, cst.FlattenSentinel([copy_filter, node.with_changes(body=body)])
-
-
-CLIPPING_DEFECT = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/bf16_optimizer.py",
-    scope="BF16_Optimizer.get_grads_for_norm",
-    edit=filter_tied_for_clipping_too,
-    about="skips the later stages' copies of tied weights also when gradients are fetched for "
-    "clipping, so that only the first stage scales the summed gradient",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "BigScience, The final training: trials and tribulations (main-2, main-4, March 2022)",
-        "https://github.com/microsoft/DeepSpeed/pull/1801",
-    ),
-    fix="https://github.com/microsoft/DeepSpeed/commit/37011a92 and 77b649d16 (2022)",
-    symptom="on the last pipeline rank tied_modules.embed.word_embeddings.weight differs between "
-    "the last step before the save and the first after the load",
-    trigger="a pipeline with tied layers under BF16_Optimizer, resumed from a checkpoint",
-    remedy="use a published release of DeepSpeed that has the fix",
-    pins={"deepspeed": "0.19.8"},
-    absent=(NEVER_TAKEN, resume.LOAD_RAISES),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "precision": "bf16",
-        "pipeline_parallel": api.above(1),
-        "code": api.by_code("the pipeline has tied layers"),
-    },
-    launches=resume.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(
-            about="the copies drift because their gradients are not summed (tied_grad_reduce)",
-            defects=(REDUCE_DEFECT,),
-        ),
-        "fixed": api.expect_clean(),
-        "clipping": api.expect_symptom(
-            about="the copies drift because only the first stage clips the summed gradient",
-            defects=(CLIPPING_DEFECT,),
-            params={"gradient_clipping": 0.1},
-        ),
-        "control": api.expect_clean(
-            about="the defect of clipping, but clipping is off, so the copies do not drift",
-            defects=(CLIPPING_DEFECT,),
-            params={"gradient_clipping": 0.0},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -14,7 +14,6 @@ probabilities, which are above 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -25,50 +24,10 @@ if TYPE_CHECKING:
 WIDTH = 16
 
 
-@dataclass
-class Params(api.Knobs):
-    tokens: int = api.knob(64, least=8, about="of a batch")
-    experts: int = api.knob(8, least=4, about="of the layer")
-    k: int = api.knob(3, least=3, about="how many experts a token chooses")
-    drop: bool = api.knob(True, about="whether tokens are dropped that an expert has no room for")
-    shift: float = api.knob(
-        -4.0, about="added to all logits, which leaves the probabilities as they are"
-    )
-    batches: int = api.knob(3, least=1, about="that go through the layer")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k > self.experts:
-            raise ValueError("scenario.k must not be above scenario.experts")
-
-
-SCENARIO = api.Scenario(
-    report=("fix: topkgating major bug", "https://github.com/deepspeedai/DeepSpeed/pull/7986"),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/7986",
-    symptom="the average number of routed experts per token is as low as 0.001",
-    trigger="DeepSpeed's MoE with k of 3 or more and drop_tokens, and negative logits",
-    remedy="set drop_tokens=False",
-    pins={"deepspeed": "0.18.9"},
-    absent=(
-        api.Absent(
-            "deepspeed<0.15",
-            "k can only be 1 or 2",
-            "https://github.com/deepspeedai/DeepSpeed/pull/5881",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("DeepSpeed's MoE has k of 3 or more and drops tokens")},
-    seen={"deepspeed.moe.sharded_moe.TopKGate": {"k": api.above(2), "drop_tokens": True}},
-    files=("deepspeed/moe/sharded_moe.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.0"),
-        "control": api.control("0.18.9 with drop_tokens=False", params={"drop": False}),
-        "positive": api.control("0.18.9 with logits above 0", params={"shift": 4.0}),
-    },
-)
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.k > params.experts:
+        raise ValueError("scenario.k must not be above scenario.experts")
 
 
 def plan(at: api.Position) -> api.Plan:

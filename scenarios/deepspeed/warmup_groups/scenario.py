@@ -13,55 +13,11 @@ takes the first of the list. One number counts for all groups. The fix passes on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import plain_loss, usual_checks
 from scenarios.deepspeed import _schedule as schedule
 
-
-@dataclass
-class Params(api.Knobs):
-    first: float = api.knob(0.1, above=0, about="learning rate of the first group, the weight")
-    second: float = api.knob(0.2, above=0, about="learning rate of the second group, the bias")
-    given: bool = api.knob(False, about="whether warmup_max_lr is given, with both rates")
-    warmup: int = api.knob(4, least=2, unit="steps", about="length of the warmup")
-    steps: int = api.knob(8, least=3, about="steps of training")
-    batch: int = api.knob(32, least=1, unit="rows", about="size of a step")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix WarmupLR collapsing multi-group base LRs to group 0's",
-        "https://github.com/deepspeedai/DeepSpeed/pull/8171",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8171",
-    symptom="every group warms up to group 0's lr and the other groups' configured LRs are "
-    "silently discarded",
-    trigger="DeepSpeed's WarmupLR without warmup_max_lr, and parameter groups with several rates",
-    remedy="give warmup_max_lr as a list with the rate of each group",
-    pins={"deepspeed": "0.19.3"},
-    absent=(
-        api.Absent(
-            "deepspeed<0.17.2",
-            "without warmup_max_lr all groups have the rate 0.001, as documented",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7360",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "warmup_of_deepspeed": True,
-        "code": api.by_code("the parameter groups have several rates, warmup_max_lr is not given"),
-    },
-    files=("deepspeed/runtime/lr_schedules.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.19.4"),
-        "control": api.control("0.19.3 with warmup_max_lr", params={"given": True}),
-    },
-)
 _GROUPS = api.many(api.SIZE, 2)
 
 

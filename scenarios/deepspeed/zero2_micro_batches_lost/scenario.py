@@ -12,56 +12,8 @@ only at the last micro-batch, so each micro-batch counts as the first and overwr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-
-
-@dataclass
-class Params(api.Knobs):
-    micro_batches: int = api.knob(
-        4, least=1, most=8, about="GAS: a step averages the gradients of this many"
-    )
-    zero_stage: int = api.knob(2, choices=(0, 1, 2), about="stage of ZeRO")
-    batch: int = api.knob(4, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = api.knob(5, least=1, about="steps of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG]Incorrect gradient computation in ZeRO-2 with DeepSpeed ≥ 0.17.6",
-        "https://github.com/deepspeedai/DeepSpeed/issues/7718",
-        "https://github.com/huggingface/accelerate/issues/3877",
-        "https://github.com/huggingface/trl/issues/4540",
-    ),
-    fix="deepspeed 0.18.3",
-    symptom="with ZeRO-2 the gradient norm is much smaller than with 0.17.5 or with ZeRO-3; the "
-    "losses are about the same at first",
-    trigger="ZeRO-2 and gradient accumulation",
-    remedy="use ZeRO stage 1",
-    pins={"deepspeed": "0.18.2"},
-    absent=(
-        api.Absent(
-            "deepspeed<0.17.6",
-            "the second store of gradients came with 0.17.6",
-            "https://github.com/deepspeedai/DeepSpeed/pull/7509",
-        ),
-    ),
-    harm="loses data",
-    visibility="silent",
-    settings={"zero_stage": 2, "gradient_accumulation_steps": api.above(1)},
-    files=("deepspeed/runtime/zero/stage_1_and_2.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.18.3"),
-        "before": api.expect_clean("0.17.5"),
-        "control": api.control("0.18.2 without accumulation", params={"micro_batches": 1}),
-        "stage_1": api.control("0.18.2 at ZeRO stage 1", params={"zero_stage": 1}),
-    },
-)
-
 
 oracle = applied.Applied(
     applied.Step,

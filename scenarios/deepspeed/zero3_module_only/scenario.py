@@ -15,23 +15,10 @@ and so the weights. That change mended ``module_only_masters``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.deepspeed import _loaded_alone as alone
-
-
-@dataclass
-class Params(api.Knobs):
-    stage: int = api.knob(3, choices=(2, 3), about="of ZeRO")
-    optimizer: bool = api.knob(
-        True, about="load_optimizer_states, which has no meaning beside load_module_only"
-    )
-    steps: int = api.knob(
-        5, least=1, about="of training before each of the two saves; the newest is loaded"
-    )
-    lr: float = api.knob(0.05, above=0, about="of Adam")
 
 
 def module_alone_too(function: Any) -> api.Edits:
@@ -42,43 +29,6 @@ def module_alone_too(function: Any) -> api.Edits:
     for node in m.findall(function, m.UnaryOperation(m.Not(), m.Name("load_optimizer_states"))):
         yield node, cst.parse_expression("(not load_optimizer_states or load_module_only)")
 
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/engine.py",
-    scope="DeepSpeedEngine._load_checkpoint",
-    edit=module_alone_too,
-    about="our remedy: load_module_only puts the weights together from the shards",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "unknown to the maintainers: see report.md. Near, in bf16 at stages 0 and 1: Disable ZeRO "
-        "loading when load_module_only=True",
-        "https://github.com/deepspeedai/DeepSpeed/pull/3116",
-    ),
-    fix="none as of 0.19.8; see our remedy in report.md",
-    symptom="after load_checkpoint(load_module_only=True) the weights are those from before",
-    trigger="ZeRO stage 3, and load_checkpoint with load_module_only=True and without "
-    "load_optimizer_states=False",
-    remedy="also give load_optimizer_states=False",
-    pins={"deepspeed": "0.19.8"},
-    known_upstream=False,
-    harm="wrong resume",
-    visibility="visible in the loss",
-    settings={"zero_stage": 3, "code": api.by_code("load_checkpoint has load_module_only=True")},
-    files=("deepspeed/runtime/engine.py",),
-    launches=alone.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.12.6", about="0.12.6, before the bug came"),
-        "remedy": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.19.8 at ZeRO stage 2", params={"stage": 2}),
-        "both": api.control(
-            "0.19.8, with load_optimizer_states=False as well", params={"optimizer": False}
-        ),
-    },
-)
 
 plan = alone.plan
 

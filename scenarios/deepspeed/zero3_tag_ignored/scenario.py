@@ -13,7 +13,6 @@ reads ``latest``. That came with 0.10.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -21,58 +20,10 @@ from scenarios.common.call_edits import with_keyword
 from scenarios.deepspeed import _loaded_alone as alone
 
 
-@dataclass
-class Params(api.Knobs):
-    stage: int = api.knob(3, choices=(2, 3), about="of ZeRO")
-    optimizer: bool = api.knob(False, about="whether the optimizer's state is loaded as well")
-    steps: int = api.knob(5, least=1, about="of training before each of the two saves")
-    lr: float = api.knob(0.05, above=0, about="of Adam")
-
-
 def tag_passed_on(function: Any) -> api.Edits:
     """The weights are put together from the checkpoint of the tag."""
     yield from with_keyword(function, "get_fp32_state_dict_from_zero_checkpoint", "tag", "str(tag)")
 
-
-REMEDY = api.Defect(
-    upstream="deepspeed",
-    file="deepspeed/runtime/engine.py",
-    scope="DeepSpeedEngine._load_checkpoint",
-    edit=tag_passed_on,
-    about="our remedy, with the effect of upstream's pull request 8501: the tag is passed on",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] ZeRO-3 ignores checkpoint tag when load_optimizer_states=False",
-        "https://github.com/deepspeedai/DeepSpeed/issues/8499",
-    ),
-    fix="https://github.com/deepspeedai/DeepSpeed/pull/8501 is in no release as of 0.19.8",
-    symptom="the returned path and client_state refer to the requested checkpoint, but the model "
-    "parameters match the one that `latest` names",
-    trigger="ZeRO stage 3, and load_checkpoint with load_optimizer_states=False and a tag that is "
-    "not the newest",
-    remedy="write the tag into the file `latest` before the load, or load the optimizer's state",
-    pins={"deepspeed": "0.19.8"},
-    named_by=("reference: CKPT.24",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "zero_stage": 3,
-        "code": api.by_code("load_checkpoint has a tag and load_optimizer_states=False"),
-    },
-    files=("deepspeed/runtime/engine.py",),
-    launches=alone.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.10.1", about="0.10.1, before the bug came"),
-        "remedy": api.expect_clean(about="0.19.8 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.19.8 at ZeRO stage 2", params={"stage": 2}),
-        "optimizer": api.control(
-            "0.19.8, the optimizer's state is loaded as well", params={"optimizer": True}
-        ),
-    },
-)
 
 plan = alone.plan
 

@@ -13,7 +13,6 @@ position, and ends before ``joint_attention_kwargs``. The other branch passes it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -21,47 +20,6 @@ from scenarios.common import features
 
 TEXT, IMAGE, WIDTH, CHANNELS = 6, 16, 32, 4
 """Tokens of a text and of an image, and the size of each."""
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(3, least=1, about="of training")
-    hidden: int = api.knob(3, least=0, most=TEXT - 1, unit="tokens", about="of padding in a text")
-    checkpointing: bool = api.knob(True, about="whether the blocks are recomputed")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Flux: pass joint_attention_kwargs when using gradient_checkpointing",
-        "https://github.com/huggingface/diffusers/pull/11814",
-    ),
-    fix="https://github.com/huggingface/diffusers/pull/11814",
-    symptom="joint_attention_kwargs is not passed to the blocks with gradient_checkpointing",
-    trigger="FLUX, gradient checkpointing, and joint_attention_kwargs that the blocks use",
-    remedy="train without gradient checkpointing, or leave out the padding",
-    pins={"diffusers": "0.34.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code(
-            "FluxTransformer2DModel is trained with gradient checkpointing and "
-            "joint_attention_kwargs"
-        )
-    },
-    files=("diffusers/models/transformers/transformer_flux.py",),
-    releases="diffusers>=0.32",
-    absent=(api.Absent("diffusers<0.32", "its blocks do not use the mask"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.35.0"),
-        "control": api.control(
-            "0.34.0 without gradient checkpointing", params={"checkpointing": False}
-        ),
-        "unpadded": api.control("0.34.0 without padding", params={"hidden": 0}),
-    },
-)
 
 
 oracle = features.Feature("with gradient checkpointing the blocks do not get the mask")

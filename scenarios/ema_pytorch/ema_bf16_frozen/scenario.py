@@ -25,44 +25,6 @@ CLOSE = 2e-2
 """How far (as a fraction) an average may be from that in fp32: bf16 rounds each update."""
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(8, least=2, most=64, about="of training")
-    after: int = api.knob(2, least=0, unit="steps", about="before the averaging begins")
-    beta: float = api.knob(0.5, least=0, below=1, about="of the average")
-    dtype: str = api.knob(
-        "bfloat16", choices=("bfloat16", "float64", "float32", "float16"), about="of the weight"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "fix: switch to is_floating_point and is_complex",
-        "https://github.com/lucidrains/ema-pytorch/pull/19",
-    ),
-    fix="https://github.com/lucidrains/ema-pytorch/pull/19",
-    symptom="parameters and buffers that are neither float nor float16 are left out of the average",
-    trigger="EMA of a model with weights in bf16 or fp64",
-    remedy="give EMA a model in fp32",
-    pins={"ema-pytorch": "0.4.2"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("ema_pytorch.EMA averages weights in bf16 or fp64")},
-    seen={"ema_pytorch.ema_pytorch.EMA": api.NEEDED},
-    files=("ema_pytorch/ema_pytorch.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.4.3"),
-        "control": api.control("0.4.2 with a weight in fp32", params={"dtype": "float32"}),
-        "fp16": api.control("0.4.2 with a weight in fp16", params={"dtype": "float16"}),
-        "fp64": api.expect_symptom(
-            about="0.4.2 with a weight in fp64", params={"dtype": "float64"}
-        ),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(api.Entry):
     trained: api.Number

@@ -13,7 +13,6 @@ contiguous tensor. It gets the strides of ``x``, but not those of ``dy``. Since 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.bugs import api
@@ -23,39 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    length: int = api.knob(16, least=8, about="of a row")
-    beside: int = api.knob(32, least=0, about="columns that are concatenated with the output")
-
-
 ROWS, WIDTH, FILTER = 2, 32, 4
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix causal_conv1d backward producing wrong gradients for non-contiguous dy",
-        "https://github.com/fla-org/flash-linear-attention/pull/871",
-    ),
-    fix="https://github.com/fla-org/flash-linear-attention/pull/871",
-    symptom="if dy is not contiguous, the kernel reads from wrong memory locations and produces "
-    "silently incorrect gradients",
-    trigger="an output of causal_conv1d whose gradient is not contiguous, as after torch.cat",
-    remedy="multiply the output of the convolution by 1 before it is concatenated",
-    pins={"fla-core": "0.5.0"},
-    releases="fla-core>=0.5",  # 0.4.2 has the kernel, too, but needs a GPU to be run
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("an output of causal_conv1d is concatenated with others")},
-    files=("fla/modules/conv/triton/kernels.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.5.1"),
-        "control": api.control("0.5.0, nothing is concatenated", params={"beside": 0}),
-    },
-)
 
 
 def plain(x: Tensor, filter: Tensor) -> Tensor:

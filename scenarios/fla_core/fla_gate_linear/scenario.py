@@ -14,7 +14,6 @@ stores the gated value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -22,13 +21,6 @@ from scenarios.common import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    rows: int = api.knob(16, least=4, about="of a step")
-    fused: bool = api.knob(True, about="whether the linear layer is a part of the fused function")
 
 
 WIDTH, OUT, EPSILON = 32, 16, 1e-5
@@ -43,47 +35,6 @@ def gated_values(kernel: Any) -> api.Edits:
     for argument in m.findall(kernel, stored):
         gated = "(b_y * b_g * tl.sigmoid(b_g)).to(p_y.dtype.element_ty)"
         yield argument, argument.with_changes(value=cst.parse_expression(gated))
-
-
-GATED = api.Defect(
-    upstream="fla-core",
-    file="fla/modules/fused_norm_gate.py",
-    scope="layer_norm_gated_bwd_kernel",
-    edit=gated_values,
-    about="our remedy, with the effect of 0.6.0: stores the values after the gate",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Gate the recomputed output in layer_norm_gated backward",
-        "https://github.com/fla-org/flash-linear-attention/pull/1071",
-    ),
-    fix="https://github.com/fla-org/flash-linear-attention/pull/1071",
-    symptom="the fused layers with a norm, a gate and a linear layer produce a wrong gradient for "
-    "the linear weight; the forward pass is correct",
-    trigger="FusedRMSNormSwishGateLinear, FusedLayerNormSwishGateLinear, or their functions",
-    remedy="use FusedRMSNormGated and a linear layer of torch",
-    pins={"fla-core": "0.5.2"},
-    releases="fla-core>=0.3.2",  # the first release of the package
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("a fused norm, gate and linear layer of fla is trained")},
-    seen={
-        "fla.modules.fused_norm_gate.FusedLayerNormSwishGateLinear or "
-        "fla.modules.fused_norm_gate.FusedRMSNormSwishGateLinear": {}
-    },
-    files=("fla/modules/fused_norm_gate.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.5.2 with our remedy", defects=(GATED,)),
-        "control": api.control(
-            "0.5.2, the linear layer is torch's, after the fused norm and gate",
-            params={"fused": False},
-        ),
-    },
-)
 
 
 def normed(x: Tensor, norm: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ Root cause: ``L2Wrap.backward`` returns the gradient of the logits without a fac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.bugs import api
@@ -23,45 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    accumulation: int = api.knob(
-        4, least=1, unit="micro-batches", about="by which losses are divided"
-    )
-
-
 ROWS, LENGTH, VOCABULARY = 2, 8, 32
 STRENGTH = 1e-4
 """Of the penalty: upstream's default."""
-
-SCENARIO = api.Scenario(
-    report=(
-        "Scale L2Wrap logits gradient by the upstream gradient",
-        "https://github.com/fla-org/flash-linear-attention/pull/963",
-    ),
-    fix="https://github.com/fla-org/flash-linear-attention/pull/963",
-    symptom="L2Wrap's backward pass returns the gradient of the logits without multiplying it by "
-    "the upstream gradient",
-    trigger="l2_warp, and a loss that is scaled before the backward pass",
-    remedy="use the fused loss, FusedLinearCrossEntropyLoss(use_l2warp=True)",
-    pins={"fla-core": "0.5.1"},
-    releases="fla-core>=0.3.2",  # the first release of the package
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("l2_warp adds a penalty to the loss"),
-    },
-    files=("fla/modules/l2warp.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.5.2"),
-        "control": api.control("0.5.1 without accumulation", params={"accumulation": 1}),
-    },
-)
 
 
 def unscaled(penalty: Tensor) -> kernels.Results:

@@ -14,7 +14,6 @@ positions. When the layout changed, the dimension did not. Since 0.4.0 it is ``k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.bugs import api
@@ -24,39 +23,6 @@ from scenarios.fla_core._linear_attention import attention
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    length: int = api.knob(32, least=8, about="of a row")
-    normalize: bool = api.knob(True, about="whether the output is divided by the sum of the scores")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Correct cumsum dimension in normalize_output",
-        "https://github.com/fla-org/flash-linear-attention/pull/594",
-    ),
-    fix="https://github.com/fla-org/flash-linear-attention/pull/594",
-    symptom="the normalisation sums the keys along the dimension of the heads; for causal linear "
-    "attention it must be that of the sequence",
-    trigger="linear attention with normalize=True, the default of chunk_linear_attn",
-    remedy="call it with normalize=False and divide its output in plain torch",
-    pins={"fla-core": "0.3.2"},
-    releases="fla-core>=0.3.2",  # the first release of the package
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("fla's linear attention normalises its output")},
-    files=("fla/ops/linear_attn/utils.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.4.0"),
-        "control": api.control("0.3.2 with normalize=False", params={"normalize": False}),
-    },
-)
 
 
 def over_heads(inputs: dict[str, Tensor], gradient: Tensor) -> kernels.Results:

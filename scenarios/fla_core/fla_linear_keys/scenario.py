@@ -14,7 +14,6 @@ Since 0.5.1 the division has a backward pass of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.bugs import api
@@ -24,39 +23,6 @@ from scenarios.fla_core._linear_attention import attention, summed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    length: int = api.knob(32, least=8, about="of a row")
-    normalize: bool = api.knob(True, about="whether the output is divided by the sum of the scores")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix dk in normalized linear attention",
-        "https://github.com/fla-org/flash-linear-attention/pull/875",
-    ),
-    fix="https://github.com/fla-org/flash-linear-attention/pull/875",
-    symptom="chunk_linear_attn(normalize=True) produces wrong gradients of k; the forward pass and "
-    "the gradients of q and v are fine",
-    trigger="linear attention with normalize=True, the default of chunk_linear_attn",
-    remedy="call it with normalize=False and divide its output in plain torch",
-    pins={"fla-core": "0.5.0"},
-    releases="fla-core>=0.4",  # 0.3.2 has fla_linear_heads in the same file
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("fla's linear attention normalises its output")},
-    files=("fla/ops/linear_attn/utils.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.5.1"),
-        "control": api.control("0.5.0 with normalize=False", params={"normalize": False}),
-    },
-)
 
 
 def numerator_only(inputs: dict[str, Tensor], gradient: Tensor) -> kernels.Results:

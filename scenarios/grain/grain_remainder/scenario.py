@@ -14,44 +14,9 @@ looked at. A commit on upstream's main branch adds the remainder, and is in no r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import epochs, rows
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(11, least=6, about="of the dataset")
-    epochs: int = api.knob(3, least=1, about="passes over the dataset, each with its own sampler")
-    shuffle: bool = api.knob(True, about="whether the sampler shuffles")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "CHANGELOG, Unreleased: sharding remainder was dropped even when "
-        "ShardOptions.drop_remainder=False",
-        "https://github.com/google/grain/blob/main/CHANGELOG.md",
-    ),
-    fix="https://github.com/google/grain/commit/5bad1a2, in no release as of 0.2.18",
-    symptom="the remainder of the sharding is dropped with drop_remainder=False",
-    trigger="grain.DataLoader with a sampler of several shards, and a number of rows that they do "
-    "not divide",
-    remedy="use grain.MapDataset and slice it by rank, or repeat rows until the ranks divide them",
-    pins={"grain": "0.2.18"},
-    harm="loses data",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"ranks": api.above(1), "code": api.by_code("a grain.DataLoader reads the data")},
-    files=("grain/_src/python/data_loader.py",),
-    ranks=3,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.12"),
-        "control": api.control("0.2.18 with rows that the ranks divide", params={"rows": 12}),
-        "in_order": api.expect_symptom(about="0.2.18, not shuffled", params={"shuffle": False}),
-    },
-)
 
 
 def remainder(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

@@ -15,48 +15,10 @@ increases the number when a window is empty, and needs no flag.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import epochs, orders, rows, stops
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(40, least=20, multiple=20, about="of the dataset")
-    epochs: int = api.knob(1, least=1, about="passes over the dataset")
-    window: int = api.knob(5, least=4, most=5, unit="rows", about="that are shuffled together")
-    before: int = api.knob(3, least=1, unit="rows", about="of a rank before the stop")
-    begun: bool = api.knob(False, about="whether the new iterator gives a row before set_state")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "CHANGELOG of 0.2.16: Fixes bug in WindowShuffleIterDataset checkpointing",
-        "https://github.com/google/grain/blob/main/CHANGELOG.md",
-    ),
-    fix="https://github.com/google/grain/commit/c3a1cd5",
-    symptom="an iterator over shuffled windows that is restored from a checkpoint gives another "
-    "order",
-    trigger="a WindowShuffleIterDataset whose state is loaded into a new iterator before its last "
-    "window",
-    remedy="take one row of the new iterator before set_state",
-    pins={"grain": "0.2.15"},
-    harm="wrong resume",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a WindowShuffleIterDataset is resumed")},
-    files=("grain/_src/python/dataset/transformations/shuffle.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.16"),
-        "control": api.control("0.2.15, stopped within the last window", params={"before": 18}),
-        "begun": api.expect_clean(
-            about="0.2.15, the new iterator gives a row before set_state", params={"begun": True}
-        ),
-    },
-)
 
 
 def windows(records: api.Records, order: Sequence[int]) -> list[Sequence[int]]:

@@ -12,8 +12,6 @@ and threshold, and do not multiply by the threshold. Since 2.0.0 they do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 
 NORMS = (0.02, 0.5, 5.0, 50.0)
@@ -21,37 +19,6 @@ NORMS = (0.02, 0.5, 5.0, 50.0)
 CLIP = {"l2": "l2_clip_", "rms": "rmsnorm_clip_"}
 """heavyball's functions; each clips by another norm."""
 ELEMENTS = 16
-
-
-@dataclass
-class Params(api.Knobs):
-    norm: str = api.knob("l2", choices=tuple(CLIP), about="that is clipped: l2 or root mean square")
-    threshold: float = api.knob(0.1, above=0, about="of clipping")
-
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/HomebrewML/HeavyBall/pull/73",),
-    fix="https://github.com/HomebrewML/HeavyBall/pull/73",
-    symptom="gradients are clipped to a norm of 1 instead of the threshold",
-    trigger="l2_clip_ or rmsnorm_clip_ with a threshold that is not 1",
-    remedy="clip with torch.nn.utils.clip_grad_norm_, or multiply what the function returns by the "
-    "threshold",
-    pins={"heavyball": "1.7.2"},
-    releases="heavyball>=1.3.1",
-    absent=(api.Absent("heavyball<1.3.1", "the threshold came with 1.3.1"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("a clip function of heavyball has a threshold")},
-    files=("heavyball/utils.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.0.0"),
-        "control": api.control("1.7.2 with a threshold of 1", params={"threshold": 1.0}),
-        "rms": api.expect_symptom(about="1.7.2 with rmsnorm_clip_", params={"norm": "rms"}),
-        "above": api.expect_symptom(about="1.7.2 with a threshold of 10", params={"threshold": 10}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

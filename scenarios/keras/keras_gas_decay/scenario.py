@@ -12,49 +12,9 @@ the weights. The fix moves both into the update.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.keras import _accumulated as accumulated
-
-
-@dataclass
-class Params(accumulated.Params):
-    weight_decay: float = api.knob(0.1, least=0, about="of the optimizer; 0 is off")
-    clipnorm: float = api.knob(0.0, least=0, about="of the optimizer; 0 is off")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Gradient accumulation: clip and decay only when the weights are updated",
-        "https://github.com/keras-team/keras/pull/19998",
-    ),
-    fix="https://github.com/keras-team/keras/pull/19998",
-    symptom="with gradient accumulation, weight decay is applied at each micro-batch, and "
-    "gradients are clipped before they are accumulated",
-    trigger="gradient_accumulation_steps above 1 with weight decay or clipping",
-    remedy="divide weight_decay by gradient_accumulation_steps; there is none for clipping",
-    pins={"keras": "3.4.1"},
-    releases="keras>=3.0.2",
-    absent=(accumulated.BEFORE,),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("keras' optimizer accumulates, and decays or clips"),
-    },
-    files=("keras/src/optimizers/base_optimizer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("3.5.0"),
-        "control": api.control("3.4.1 without accumulation", params={"accumulation": 1}),
-        "plain": api.control("3.4.1 without decay and clipping", params={"weight_decay": 0.0}),
-        "clipping": api.expect_symptom(
-            about="3.4.1 with clipping", params={"weight_decay": 0.0, "clipnorm": 1.0}
-        ),
-    },
-)
 
 
 def each_micro_batch(step: accumulated.Step, records: api.Records) -> bool:

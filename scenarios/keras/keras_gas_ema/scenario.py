@@ -14,17 +14,10 @@ averaging once more changes nothing there. We know of no report about the averag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.keras import _accumulated as accumulated
-
-
-@dataclass
-class Params(accumulated.Params):
-    momentum: float = api.knob(0.5, above=0, most=0.999, about="ema_momentum of the optimizer")
-    ema: bool = api.knob(True, about="use_ema of the optimizer")
 
 
 def only_with_an_update(function: Any) -> api.Edits:
@@ -37,46 +30,6 @@ def only_with_an_update(function: Any) -> api.Edits:
         outer: Any = branch
         inner = cst.If(cst.parse_expression(code), outer.body)
         yield branch, outer.with_changes(body=cst.IndentedBlock([inner]))
-
-
-REMEDY = api.Defect(
-    upstream="keras",
-    file="keras/src/optimizers/base_optimizer.py",
-    scope="BaseOptimizer._backend_apply_gradients",
-    edit=only_with_an_update,
-    about="our remedy: the average is updated with the weights only; for the torch backend, which "
-    "decides that outside of a graph",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report of the average; the pull request that mended weight decay and clipping",
-        "https://github.com/keras-team/keras/pull/19998",
-    ),
-    fix="none as of keras 3.15.1",
-    symptom="with gradient accumulation, the moving average is updated at each micro-batch",
-    trigger="use_ema=True with gradient_accumulation_steps above 1",
-    remedy="average the weights in a callback after each update; or take the k-th root of "
-    "ema_momentum for k micro-batches, which comes close",
-    pins={"keras": "3.15.1"},
-    releases="keras>=3.0.2",
-    absent=(accumulated.BEFORE,),
-    known_upstream=False,
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("keras' optimizer accumulates, and has use_ema=True"),
-    },
-    files=("keras/src/optimizers/base_optimizer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="3.15.1 with our remedy", defects=(REMEDY,)),
-        "control": api.control("3.15.1 without accumulation", params={"accumulation": 1}),
-        "plain": api.control("3.15.1 without the average", params={"ema": False}),
-    },
-)
 
 
 def each_micro_batch(step: accumulated.Step, records: api.Records) -> bool:

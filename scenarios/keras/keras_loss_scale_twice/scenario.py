@@ -12,46 +12,10 @@ the inner optimizer's factor to None.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied
-
-
-@dataclass
-class Params(api.Knobs):
-    factor: float = api.knob(100.0, least=0, about="loss_scale_factor of the optimizer; 0 is off")
-    wrapped: bool = api.knob(True, about="whether a LossScaleOptimizer wraps it")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Clear static loss-scale for inner optimizer in LossScaleOptimizer",
-        "https://github.com/keras-team/keras/pull/21233",
-    ),
-    fix="https://github.com/keras-team/keras/pull/21233",
-    symptom="gradients are divided by the inner optimizer's loss scale, by which the loss was not "
-    "multiplied",
-    trigger="a LossScaleOptimizer over an optimizer with loss_scale_factor",
-    remedy="leave loss_scale_factor out where keras wraps the optimizer, as with mixed_float16",
-    pins={"keras": "3.9.2"},
-    releases="keras>=3",
-    absent=(api.Absent("keras<3", "it does not compute with torch"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("keras' optimizer is wrapped and has a loss_scale_factor")},
-    files=("keras/src/optimizers/loss_scale_optimizer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("3.10.0"),
-        "control": api.control("3.9.2 without loss_scale_factor", params={"factor": 0.0}),
-        "alone": api.control("3.9.2 without the wrapper", params={"wrapped": False}),
-    },
-)
 
 
 def divided_again(step: applied.Step, records: api.Records) -> bool:

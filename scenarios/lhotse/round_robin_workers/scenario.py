@@ -14,43 +14,10 @@ the worker's number, and goes on by the number of workers.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    sources: int = api.knob(2, least=2, most=4, about="that the sampler alternates between")
-    workers: int = api.knob(2, least=0, most=4, about="of the DataLoader")
-    batches: int = api.knob(24, least=16, about="that are taken")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix consecutive same sampler selection in round robin sampler with num_workers>1",
-        "https://github.com/lhotse-speech/lhotse/pull/1432",
-    ),
-    fix="https://github.com/lhotse-speech/lhotse/pull/1432",
-    symptom="the sampler chooses the same source for as many consecutive batches as there are "
-    "workers",
-    trigger="a RoundRobinSampler that runs in more than one worker of a DataLoader",
-    remedy="use one worker",
-    pins={"lhotse": "1.28.0"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a RoundRobinSampler runs in more than one dataloading worker")},
-    files=("lhotse/dataset/sampling/round_robin.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.29.0"),
-        "control": api.control("1.28.0 with one worker", params={"workers": 1}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -17,47 +17,8 @@ from typing import Any
 
 from harness.bugs import api
 from scenarios.liger_kernel import _distillation as distillation
-from scenarios.liger_kernel._distillation import Params as Params
 
-SCENARIO = api.Scenario(
-    report=(
-        "Fix ignored-token masking in cosine distillation",
-        "https://github.com/linkedin/Liger-Kernel/pull/1478",
-    ),
-    fix="https://github.com/linkedin/Liger-Kernel/pull/1478",
-    symptom="positions with ignore_index change the loss and get gradients of the soft loss",
-    trigger="LigerFusedLinearCosineSimilarityLoss, and labels that are ignore_index",
-    remedy="pass the loss only the positions that have a label",
-    pins={"liger-kernel": "0.8.3"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code(
-            "LigerFusedLinearCosineSimilarityLoss gets labels that are ignore_index"
-        )
-    },
-    seen={
-        "liger_kernel.chunked_loss.cosine_similarity_loss.LigerFusedLinearCosineSimilarityLoss": (
-            api.NEEDED
-        )
-    },
-    files=("liger_kernel/chunked_loss/cosine_similarity_loss.py",),
-    releases="liger-kernel>=0.6",
-    absent=(api.Absent("liger-kernel<0.6", "the loss came with 0.6.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.8.4"),
-        "control": api.control("0.8.3 with a label at each position", params={"ignored": 0}),
-        "teacher": api.expect_symptom(
-            about="0.8.3 with the teacher's part of the loss alone", params={"hard": 0.0}
-        ),
-        "mostly": api.expect_symptom(
-            about="0.8.3 with three quarters of the positions masked", params={"ignored": 12}
-        ),
-    },
-)
-
+check_params = distillation.check_params
 oracle = distillation.oracle
 exercised = distillation.exercised
 

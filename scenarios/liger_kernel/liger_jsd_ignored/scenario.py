@@ -18,39 +18,8 @@ from typing import Any
 
 from harness.bugs import api
 from scenarios.liger_kernel import _distillation as distillation
-from scenarios.liger_kernel._distillation import Params as Params
 
-SCENARIO = api.Scenario(
-    report=(
-        "Fix: fix ignore_index not being applied in JSD distillation loss",
-        "https://github.com/linkedin/Liger-Kernel/pull/974",
-    ),
-    fix="https://github.com/linkedin/Liger-Kernel/pull/974",
-    symptom="all tokens, including those of the prompt and the padding, are in the loss",
-    trigger="LigerFusedLinearJSDLoss, and labels that are ignore_index",
-    remedy="pass the loss only the positions that have a label",
-    pins={"liger-kernel": "0.6.4"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("LigerFusedLinearJSDLoss gets labels that are ignore_index")},
-    seen={"liger_kernel.chunked_loss.jsd_loss.LigerFusedLinearJSDLoss": api.NEEDED},
-    files=(
-        "liger_kernel/chunked_loss/fused_linear_distillation.py",
-        "liger_kernel/chunked_loss/jsd_loss.py",
-    ),
-    releases="liger-kernel>=0.5.3",
-    absent=(api.Absent("liger-kernel<0.5.3", "the loss came with 0.5.3"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.6.5"),
-        "control": api.control("0.6.4 with a label at each position", params={"ignored": 0}),
-        "teacher": api.expect_symptom(
-            about="0.6.4 with the teacher's part of the loss alone", params={"hard": 0.0}
-        ),
-    },
-)
-
+check_params = distillation.check_params
 oracle = distillation.oracle
 exercised = distillation.exercised
 

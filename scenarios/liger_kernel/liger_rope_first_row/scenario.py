@@ -15,7 +15,6 @@ kernel knows how many rows the cosines have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -25,42 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    rows: int = api.knob(2, least=2, about="of a batch")
-    length: int = api.knob(8, least=4, about="of a row")
-    first: int = api.knob(
-        3, least=0, unit="tokens", about="of the first document in all rows but the first; 0 is all"
-    )
-
-
 HEADS, WIDTH = 2, 16
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix Rope Compatibility with Cos/Sin Position Embedding for Batch Size > 1",
-        "https://github.com/linkedin/Liger-Kernel/pull/477",
-    ),
-    fix="https://github.com/linkedin/Liger-Kernel/pull/477",
-    symptom="the rotary embedding is wrong if position ids are computed beforehand and the batch "
-    "has more than one row",
-    trigger="rows of a batch whose position ids differ",
-    remedy="call apply_liger_kernel_to_... with rope=False",
-    pins={"liger-kernel": "0.5.2"},
-    releases="liger-kernel>=0.4.2",  # the kernel is that of 0.1.0, but needs a GPU to be run
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("rows of a batch have different position ids")},
-    files=("liger_kernel/ops/rope.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.5.3"),
-        "control": api.control("0.5.2, all rows have the same positions", params={"first": 0}),
-    },
-)
 
 
 def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ computes the gradients of such a loss itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -25,45 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    tokens: int = api.knob(8, least=2, about="of a step")
-    first: float = api.knob(0.25, least=0, about="weight of the first token; the others have 1")
-
-
 WIDTH, VOCABULARY = 16, 32
-
-SCENARIO = api.Scenario(
-    report=(
-        "LigerFusedLinearCrossEntropyLoss(reduction='none') results in wrong grad, even causes "
-        "grad=0",
-        "https://github.com/linkedin/Liger-Kernel/issues/968",
-        "https://github.com/linkedin/Liger-Kernel/issues/678",
-    ),
-    fix="https://github.com/linkedin/Liger-Kernel/pull/1298",
-    symptom="with reduction='none' and a mask of weights the gradients are wrong, or all 0",
-    trigger="reduction='none', and tokens with different weights",
-    remedy="compute the losses of the tokens with torch's cross_entropy, or let the loss mask "
-    "tokens by ignore_index",
-    pins={"liger-kernel": "0.8.1"},
-    releases="liger-kernel>=0.7",
-    absent=(api.Absent("liger-kernel<0.7", "the weights came with 0.7.0"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("the fused loss of single tokens is weighted")},
-    files=("liger_kernel/ops/fused_linear_cross_entropy.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.8.2"),
-        "control": api.control("0.8.1, all tokens have the weight 1", params={"first": 1.0}),
-        "masked": api.expect_symptom(
-            about="0.8.1, the first token is masked: all gradients are 0", params={"first": 0.0}
-        ),
-    },
-)
 
 
 def by_the_first(plain: Any, inputs: dict[str, Tensor], weights: Tensor) -> kernels.Results:

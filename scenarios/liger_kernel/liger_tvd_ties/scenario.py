@@ -13,7 +13,6 @@ the second one. Since 0.8.4 it has a third case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -23,47 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(2, least=1, about="each with other numbers")
-    rows: int = api.knob(8, least=2, about="of a step")
-    equal: int = api.knob(16, least=0, about="entries of the vocabulary with equal probabilities")
-
-
 VOCABULARY = 48
 """Entries with other probabilities."""
-
-SCENARIO = api.Scenario(
-    report=(
-        "LigerTVDLoss returns a non-zero gradient where p == q",
-        "https://github.com/linkedin/Liger-Kernel/issues/1373",
-    ),
-    fix="https://github.com/linkedin/Liger-Kernel/pull/1374",
-    symptom="where p equals q, the gradient is -0.5 divided by the batch instead of 0; the loss is "
-    "correct",
-    trigger="LigerTVDLoss, and probabilities of the student that equal the teacher's",
-    remedy="compute the loss in plain torch, as half the sum of (p - q).abs()",
-    pins={"liger-kernel": "0.8.3"},
-    releases="liger-kernel>=0.6",  # the kernel of 0.5.4 to 0.5.10 was not run on a GPU
-    absent=(
-        api.Absent(
-            "liger-kernel<0.5.4",
-            "the loss came with 0.5.4",
-            "https://github.com/linkedin/Liger-Kernel/pull/324",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("LigerTVDLoss compares equal probabilities")},
-    files=("liger_kernel/ops/tvd.py",),
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.8.4"),
-        "control": api.control("0.8.3, no probabilities are equal", params={"equal": 0}),
-    },
-)
 
 
 def plain(student: Tensor, teacher: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ the gradients of all ranks on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -24,38 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(32, least=16, multiple=16, about="in the batch of all ranks")
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "https://github.com/lightly-ai/lightly/issues/1977",
-        "https://github.com/lightly-ai/lightly/pull/1980",
-    ),
-    fix="https://github.com/lightly-ai/lightly/pull/1980",
-    symptom="under DDP the gradient is off by 1 / world_size",
-    trigger="BarlowTwinsLoss(gather_distributed=True), DDP and several ranks",
-    remedy="multiply the loss by the number of ranks",
-    pins={"lightly": "1.5.25"},
-    releases="lightly>=1.5.20",  # older ones normalise in a way that `alone` cannot repeat
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("BarlowTwinsLoss has gather_distributed=True"),
-    },
-    seen={"lightly.loss.barlow_twins_loss.BarlowTwinsLoss": {"gather_distributed": True}},
-    files=("lightly/loss/barlow_twins_loss.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.5.26"),
-        "control": api.control("1.5.25 on one rank", ranks=1),
-        "four_ranks": api.expect_symptom(about="1.5.25 on four ranks", ranks=4),
-    },
-)
 oracle = whole_batch.Averaged()
 
 

@@ -14,7 +14,6 @@ own rows alone. These must be added, but DDP averages them. Since 1.5.24
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -24,36 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(16, least=8, multiple=8, about="in the batch of all ranks")
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "https://github.com/lightly-ai/lightly/issues/1920",
-        "https://github.com/lightly-ai/lightly/pull/1923",
-    ),
-    fix="https://github.com/lightly-ai/lightly/pull/1923",
-    symptom="under DDP the gradient of SIGReg is too small, by the number of ranks",
-    trigger="SIGReg(gather_distributed=True), DDP and several ranks",
-    remedy="multiply SIGReg's value by the number of ranks",
-    pins={"lightly": "1.5.23"},
-    releases="lightly>=1.5.23",
-    absent=(api.Absent("lightly<1.5.23", "the loss came with 1.5.23"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("SIGReg has gather_distributed=True")},
-    seen={"lightly.loss.lejepa_loss.SIGReg": {"gather_distributed": True}},
-    files=("lightly/loss/lejepa_loss.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.5.24"),
-        "control": api.control("1.5.23 on one rank", ranks=1),
-        "four_ranks": api.expect_symptom(about="1.5.23 on four ranks", ranks=4),
-    },
-)
 oracle = whole_batch.Averaged()
 
 

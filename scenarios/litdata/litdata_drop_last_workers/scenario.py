@@ -14,44 +14,9 @@ the rows of each rank, and lets some workers have a batch more than others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import epochs, rows
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(100, least=100, multiple=20, about="of the dataset")
-    epochs: int = api.knob(2, least=1, about="passes over the dataset")
-    batch: int = api.knob(8, least=2, unit="rows", about="size of a rank's batch")
-    workers: int = api.knob(4, least=1, about="of a rank's loader")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "drop_last is not respected",
-        "https://github.com/Lightning-AI/litData/issues/442",
-        "https://github.com/Lightning-AI/litData/issues/328",
-    ),
-    fix="https://github.com/Lightning-AI/litData/pull/449",
-    symptom="with several workers the loader gives another number of rows and batches than its "
-    "length says",
-    trigger="drop_last=True, and a number of rows for each worker that is no multiple of the batch",
-    remedy="use one worker",
-    pins={"litdata": "0.2.39"},
-    harm="loses data",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a StreamingDataLoader has drop_last and several workers")},
-    files=("litdata/utilities/shuffle.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.40"),
-        "control": api.control("0.2.39 with one worker", params={"workers": 1}),
-        "five_workers": api.expect_symptom(about="0.2.39 with 5 workers", params={"workers": 5}),
-    },
-)
 
 
 def of_each_worker(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

@@ -14,7 +14,6 @@ fix deletes that state when an epoch is over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -22,40 +21,6 @@ from scenarios.common import epochs, rows, stops
 
 BATCH = 4
 """Rows of a batch of a rank."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(80, least=80, multiple=80, about="of the dataset")
-    epochs: int = api.knob(3, least=2, about="of the run")
-    before: int = api.knob(5, least=0, unit="batches", about="of a rank before the stop; 0 is none")
-    workers: int = api.knob(2, least=0, about="of a rank's loader")
-    shuffle: bool = api.knob(False, about="whether the dataset shuffles")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Resuming StreamingDataloader with num_workers=0 fails",
-        "https://github.com/Lightning-AI/litData/issues/316",
-    ),
-    fix="https://github.com/Lightning-AI/litData/pull/318",
-    symptom="the workers are not reset after a resumed epoch, so the next epochs do "
-    "not begin at the first row",
-    trigger="load_state_dict of a StreamingDataLoader with workers, and more epochs after it",
-    remedy="make a new loader for each epoch after a resumed one",
-    pins={"litdata": "0.2.23"},
-    harm="loses data",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a StreamingDataLoader is resumed and read for several epochs")},
-    files=("litdata/streaming/dataloader.py", "litdata/streaming/dataset.py"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.24"),
-        "control": api.control("0.2.23 without a resume", params={"before": 0}),
-        "shuffled": api.expect_symptom(about="0.2.23, shuffled", params={"shuffle": True}),
-    },
-)
 
 
 def only_rest(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

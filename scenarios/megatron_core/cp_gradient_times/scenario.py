@@ -13,47 +13,9 @@ over these ranks, and divide by the number of data-parallel ranks only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied
 from scenarios.megatron_core import _context as context
-
-
-@dataclass
-class Params(context.Params):
-    pass
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] wrong loss scaling when context parallel is on",
-        "https://github.com/NVIDIA/Megatron-LM/issues/906",
-        "https://github.com/NVIDIA/Megatron-LM/issues/673",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/commit/3bdcbbbe5d",
-    symptom="the loss is multiplied by the context-parallel size, and the gradients are divided by "
-    "the data-parallel size alone",
-    trigger="context parallelism, and a loss function that multiplies by the number of its ranks",
-    remedy="do not multiply the loss by the context-parallel size",
-    pins={"megatron-core": "0.8.0"},
-    named_by=("ttrace: NVIDIA/Megatron-LM#906",),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("ranks share sequences (context parallelism)")},
-    seen={
-        "megatron.core.transformer.transformer_config.TransformerConfig": api.needed(
-            {"context_parallel_size": api.above(1)}
-        )
-    },
-    releases="megatron-core>=0.8",  # older ones have other gradient buffers
-    files=("megatron/core/distributed/distributed_data_parallel.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.9.0"),
-        "control": api.control("0.8.0 on one rank", ranks=1),
-    },
-)
 
 oracle = applied.Applied(
     applied.Step,

@@ -13,23 +13,12 @@ part since 0.13; before, it summed over the ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import applied
 from scenarios.common.gradient import TOLERANCE
 from scenarios.megatron_core import _context as context
-
-
-@dataclass
-class Params(context.Params):
-    first: int = api.knob(
-        3, least=1, most=context.PART, about="tokens that count in the first part of each sequence"
-    )
-    others: int = api.knob(
-        1, least=1, most=context.PART, about="tokens that count in each other part"
-    )
 
 
 def over_sequence(function: Any) -> api.Edits:
@@ -48,59 +37,6 @@ def over_sequence(function: Any) -> api.Edits:
     )
     for line in m.findall(function, m.SimpleStatementLine([by_tokens])):
         yield line, cst.FlattenSentinel([*map(cst.parse_statement, lines), line])
-
-
-REMEDY = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/pipeline_parallel/schedules.py",
-    scope="forward_step_calc_loss",
-    edit=over_sequence,
-    about="our remedy, like upstream's pull request 7513: a rank's loss is divided by the tokens "
-    "of all ranks that share the sequence",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 9)",
-        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/pull/7513 is open as of 0.19.2; the fixed variant "
-    "is our remedy",
-    symptom="with context parallelism, a loss of three values is the mean of the means of the "
-    "ranks' parts, and not the mean over the tokens of the sequence",
-    trigger="context parallelism, a mask that lets a different number of tokens count on each "
-    "rank, and a loss function that returns the sum and the number of its own part",
-    remedy="set calculate_per_token_loss",
-    pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 9", "reference: LOSS.10"),
-    absent=(
-        api.Absent(
-            "megatron-core<0.13",
-            "the loss function of its training scripts sums over the ranks that share a sequence",
-            "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.3/pretrain_gpt.py",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("ranks share sequences in which some tokens do not count")},
-    seen={
-        "megatron.core.transformer.transformer_config.TransformerConfig": api.needed(
-            {"context_parallel_size": api.above(1)}
-        )
-    },
-    files=("megatron/core/pipeline_parallel/schedules.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.16.1, all tokens count", params={"first": 4, "others": 4}),
-        "per_token": api.control(
-            "0.16.1 with calculate_per_token_loss", params={"per_token": True}
-        ),
-        "summed": api.control(
-            "0.16.1 with a loss function that sums over the ranks", params={"loss": context.TIMES}
-        ),
-    },
-)
 
 
 def by_part(step: applied.Step, records: api.Records) -> bool:

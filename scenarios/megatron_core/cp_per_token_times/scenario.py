@@ -14,51 +14,9 @@ the schedule to multiply, which does so only if the loss is not one per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied
 from scenarios.megatron_core import _context as context
-
-
-@dataclass
-class Params(context.Params):
-    per_token: bool = api.knob(True, about="calculate_per_token_loss")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] Incorrect loss scaling in context parallel code logic (comments of February 2025)",
-        "https://github.com/NVIDIA/Megatron-LM/issues/673",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/commit/5946e24b37",
-    symptom="with calculate_per_token_loss, gradients are multiplied by the context-parallel size",
-    trigger="context parallelism and calculate_per_token_loss",
-    remedy="divide the loss by the number of context-parallel ranks",
-    pins={"megatron-core": "0.11.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("ranks share sequences, and calculate_per_token_loss is set")},
-    seen={
-        "megatron.core.transformer.transformer_config.TransformerConfig": {
-            "context_parallel_size": api.above(1),
-            "calculate_per_token_loss": True,
-        }
-    },
-    releases="megatron-core>=0.8",  # older ones have other gradient buffers
-    files=(
-        "megatron/core/pipeline_parallel/schedules.py",
-        "megatron/core/distributed/finalize_model_grads.py",
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.12.3"),
-        "control": api.control(
-            "0.11.0 without calculate_per_token_loss", params={"per_token": False}
-        ),
-        "one_rank": api.control("0.11.0 on one rank", ranks=1),
-    },
-)
 
 oracle = applied.Applied(
     applied.Step,

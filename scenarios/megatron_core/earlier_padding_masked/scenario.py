@@ -28,68 +28,12 @@ FILLED = 0
 """What the data set puts into tokens and labels instead of the padding."""
 
 
-@dataclass
-class Params(api.Knobs):
-    documents: int = api.knob(12, least=4, about="of one row each")
-    padding: int = api.knob(5, least=0, most=6, about="tokens of padding in a document, at most")
-    start: int = api.knob(0, least=0, about="row at which the reading starts, as after a resume")
-    mask_ends: bool = api.knob(False, about="eod_mask_loss")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
-
-
 def kept_copy(function: Any) -> api.Edits:
     """The mask is copied before it is kept."""
     import libcst as cst
 
     for line in setting(function, "cached_loss_mask"):
         yield line, cst.parse_statement("self.cached_loss_mask = loss_mask.clone()")
-
-
-REMEDY = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/datasets/gpt_dataset.py",
-    scope="GPTDataset.__getitem__",
-    edit=kept_copy,
-    about="our remedy, like upstream's pull request 6981: a copy of the mask is kept",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "fix: cache a copy of the GPT dataset loss mask",
-        "https://github.com/NVIDIA/Megatron-LM/pull/6981",
-        "https://github.com/NVIDIA/Megatron-LM/issues/1711",
-        "https://github.com/NVIDIA/Megatron-LM/issues/1269",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/pull/6981 is in no release as of 0.19.2; the fixed "
-    "variant is 0.16.1 with the same change",
-    symptom="the padding of the first row is written into the mask that is kept for all others",
-    trigger="GPTDataset, padding in the first row that a process reads, and none of "
-    "reset_position_ids, reset_attention_mask and eod_mask_loss",
-    remedy="set eod_mask_loss, with which no mask is kept; or give documents without padding",
-    pins={"megatron-core": "0.16.1"},
-    named_by=("reference: DATA.08",),
-    harm="loses data",
-    visibility="silent",
-    settings={"code": api.by_code("documents for GPTDataset were padded when they were made")},
-    seen={"megatron.core.datasets.gpt_dataset.GPTDataset": api.NEEDED},
-    files=("megatron/core/datasets/gpt_dataset.py",),
-    releases="megatron-core>=0.7",
-    absent=(api.Absent("megatron-core<0.7", "its GPTDataset masks no padding"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(
-            about="0.16.1 with the change of pull request 6981", defects=(REMEDY,)
-        ),
-        "control": api.control("0.16.1 with documents without padding", params={"padding": 0}),
-        "mask_ends": api.control(
-            "0.16.1 with eod_mask_loss, where no mask is kept", params={"mask_ends": True}
-        ),
-        "resumed": api.expect_symptom(
-            about="0.16.1 from the fifth row on: other tokens are lost", params={"start": 4}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -24,18 +24,6 @@ from scenarios.common import features
 from scenarios.common.gradient import TOLERANCE
 
 
-@dataclass
-class Params(api.Knobs):
-    gathered: str = api.knob(
-        "always",
-        choices=("always", "in this call", "no"),
-        about="when logits are gathered: by parallel_output, by runtime_gather_output, or never",
-    )
-    rows: int = api.knob(4, least=1, about="of 8 tokens in a step")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
 def part_again(function: Any) -> api.Edits:
     """Logits of the whole vocabulary are cut into the ranks' parts before the loss."""
     import libcst as cst
@@ -47,46 +35,6 @@ def part_again(function: Any) -> api.Edits:
     lines = list(function.body.body)
     docstring, *others = lines
     yield function.body, function.body.with_changes(body=[docstring, cut, *others])
-
-
-REMEDY = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/models/common/language_module/language_module.py",
-    scope="LanguageModule.compute_language_model_loss",
-    edit=part_again,
-    about="our remedy: gathered logits are cut into the ranks' parts again before the loss",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 2)",
-        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
-    ),
-    fix="none as of 0.19.2; the fixed variant is our remedy",
-    symptom="with gathered logits, vocab_parallel_cross_entropy counts the vocabulary once for "
-    "each rank, so the loss is too high by log(TP), and the gradient is wrong",
-    trigger="tensor parallelism, and GPTModel called with labels and gathered logits",
-    remedy="keep parallel_output=True, and gather no logits in a call with labels",
-    pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 2", "reference: KER.15"),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "tensor_parallel": api.above(1),
-        "code": api.by_code("GPTModel gathers its logits and gets labels"),
-    },
-    releases="megatron-core>=0.12",  # the attention of older GPTs needs a GPU's random state
-    files=("megatron/core/models/common/language_module/language_module.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.16.1 with parallel logits", params={"gathered": "no"}),
-        "runtime": api.expect_symptom(
-            about="0.16.1 with logits that are gathered in this call",
-            params={"gathered": "in this call"},
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,11 @@ are averaged, and not summed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common.line_edits import followed, setting
 from scenarios.megatron_core import _moe_shares as shares
-
-
-@dataclass
-class Params(shares.Params):
-    per_token: bool = api.knob(False, about="calculate_per_token_loss")
-    masked: bool = api.knob(False, about="whether the router gets a padding mask")
 
 
 def times_copies(function: Any) -> api.Edits:
@@ -34,50 +27,6 @@ def times_copies(function: Any) -> api.Edits:
         "global_aux_loss = global_aux_loss * copies",
         "global_aux_loss_coeff = global_aux_loss_coeff * copies",
     )
-
-
-REMEDY = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/transformer/moe/router.py",
-    scope="TopKRouter._apply_global_aux_loss",
-    edit=times_copies,
-    about="our remedy, like upstream's pull request 3769: the loss is multiplied by the "
-    "data-parallel ranks",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Global auxiliary loss gradient incorrectly scaled due to averaging over global token "
-        "count",
-        "https://github.com/NVIDIA/Megatron-LM/issues/3672",
-        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/pull/3769 was closed; none as of 0.19.2; the fixed "
-    "variant is our remedy",
-    symptom="the gradient of global_aux_loss is scaled down by the number of data-parallel ranks",
-    trigger="data parallelism and moe_router_load_balancing_type=global_aux_loss",
-    remedy="multiply moe_aux_loss_coeff by the data-parallel size",
-    pins={"megatron-core": "0.16.1"},
-    absent=(api.Absent("megatron-core<0.15", "global_aux_loss came with 0.15.0"),),
-    named_by=("spmd_types: C1", "reference: PAR.16"),
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("an MoE is balanced by global_aux_loss")},
-    seen={
-        "megatron.core.transformer.moe.router.TopKRouter": api.needed(
-            {"config.moe_router_load_balancing_type": "global_aux_loss"}
-        )
-    },
-    files=("megatron/core/transformer/moe/router.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.16.1 on one rank", ranks=1),
-        "remedy": api.expect_clean(
-            about="0.16.1 with twice the coefficient", params={"times": 2.0}
-        ),
-    },
-)
 
 
 def by_copies(step: shares.Step, records: api.Records) -> bool:

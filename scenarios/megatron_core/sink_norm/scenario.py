@@ -23,19 +23,10 @@ WITHIN = 1e-5
 """How far (as a fraction) a norm may be from the right one; rounding in fp32 moves it by 1e-7."""
 
 
-@dataclass
-class Params(api.Knobs):
-    sinks: bool = api.knob(True, about="whether the attention has learnable sinks")
-    only_sinks: bool = api.knob(False, about="whether all other weights are frozen")
-    marked: bool = api.knob(False, about="whether our code marks the sinks as parts of a tensor")
-    clipping: float = api.knob(0.1, above=0, about="clip_grad")
-    steps: int = api.knob(5, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.only_sinks and not self.sinks:
-            raise ValueError("scenario.only_sinks needs scenario.sinks")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.only_sinks and not params.sinks:
+        raise ValueError("scenario.only_sinks needs scenario.sinks")
 
 
 def marked(function: Any) -> api.Edits:
@@ -49,56 +40,6 @@ def marked(function: Any) -> api.Edits:
     for line in m.findall(function, registered):
         mark = cst.parse_statement("self.softmax_offset.tensor_model_parallel = True")
         yield line, cst.FlattenSentinel([line, mark])
-
-
-REMEDY = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/transformer/dot_product_attention.py",
-    scope="DotProductAttention.__init__",
-    edit=marked,
-    about="our remedy: the sinks are marked as parts of a tensor, so all ranks' sinks count",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Silent numerical-correctness bugs in Megatron Core parallelism composition (number 8)",
-        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
-        "https://github.com/NVIDIA/Megatron-LM/pull/7530",
-    ),
-    fix="none as of 0.19.2; the fixed variant is our remedy",
-    symptom="a learnable softmax_offset is counted on tensor-parallel rank 0 only in the gradient "
-    "norm",
-    trigger="learnable attention sinks, tensor parallelism, and clipping",
-    remedy="set softmax_offset.tensor_model_parallel = True before the optimizer is made",
-    pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 8", "reference: OPT.17"),
-    harm="wrong metric",
-    visibility="silent",
-    settings={
-        "tensor_parallel": api.above(1),
-        "gradient_clipping": api.above(0),
-        "code": api.by_code("softmax_type is learnable"),
-    },
-    seen={
-        "megatron.core.transformer.dot_product_attention.DotProductAttention": api.needed(
-            {"config.softmax_type": "learnable"}
-        )
-    },
-    files=("megatron/core/transformer/dot_product_attention.py",),
-    releases="megatron-core>=0.15",
-    absent=(api.Absent("megatron-core<0.15", "learnable sinks came with 0.15.0"),),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.16.1 without sinks", params={"sinks": False}),
-        "sinks": api.expect_symptom(
-            about="0.16.1, all other weights are frozen", params={"only_sinks": True}
-        ),
-        "marked": api.expect_clean(
-            about="0.16.1, the training script marks the sinks", params={"marked": True}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

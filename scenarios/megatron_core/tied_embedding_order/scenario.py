@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -55,16 +54,6 @@ OVERLAPPING = 0.25
 """Seconds by which a backward pass is prolonged after the embedding's gradient is there."""
 
 
-@dataclass
-class Params(api.Knobs):
-    distributed_optimizer: bool = api.knob(
-        True, about="whether gradients are reduce-scattered over the replicas, or all-reduced"
-    )
-    overlap_grad_reduce: bool = api.knob(
-        False, about="whether that happens during the backward pass, from its hooks"
-    )
-
-
 def embedding_first(function: Any) -> api.Edits:
     """Move the loop that finishes the reduce-scatter behind the all-reduce of the embedding."""
     import libcst as cst
@@ -81,72 +70,6 @@ def embedding_first(function: Any) -> api.Edits:
         body.remove(loops[0])
         body.insert(body.index(sums[0]) + 1, loops[0])
         yield function, function.with_changes(body=function.body.with_changes(body=body))
-
-
-ORDER_FIX = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/distributed/finalize_model_grads.py",
-    scope="finalize_model_grads",
-    edit=embedding_first,
-    about="all-reduces the embedding before the reduce-scatter, as the report proposes: that is no "
-    "fix if the reduce-scatter starts from the backward hooks",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] LM head weights get untied while training with overlap",
-        "https://github.com/NVIDIA/Megatron-LM/issues/656",
-        "a later analysis: https://github.com/NVIDIA/Megatron-LM/issues/844",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737",
-    symptom="after the all-reduce, the embedding's gradient on rank 1 is (g0+g1)/2 plus g3's part, "
-    "on rank 2 (g2+g3)/2 plus g0's, where both should be (g0+g1+g2+g3)/2",
-    trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
-    "parallelism",
-    pins={"megatron-core": "0.5.0"},
-    named_by=("ttrace: NVIDIA/Megatron-LM#656", "attest: NVIDIA/Megatron-LM#656"),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "distributed_optimizer": True,
-        "pipeline_parallel": api.above(1),
-        "ranks": api.above(2),
-        "code": api.by_code("the embedding is tied"),
-    },
-    seen={
-        "torch.nn.modules.module.Module": api.needed(
-            {"share_embeddings_and_output_weights": api.has(True)}
-        )
-    },
-    ranks=4,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(
-            "0.6.0", "megatron-core 0.6.0: the tied weight has a bucket of its own"
-        ),
-        "control": api.control(
-            "0.5.0 without the distributed optimizer: complete gradients, nothing to cut",
-            params={"distributed_optimizer": False},
-        ),
-        "order_fix": api.expect_clean(
-            about="0.5.0 with the reporter's order: right as long as nothing overlaps",
-            defects=(ORDER_FIX,),
-        ),
-        "order_fix_overlap": api.expect_symptom(
-            about="the same with overlap_grad_reduce: the reduce-scatter starts earlier",
-            defects=(ORDER_FIX,),
-            params={"overlap_grad_reduce": True},
-        ),
-        "fixed_overlap": api.expect_clean(
-            "0.6.0",
-            "megatron-core 0.6.0 with overlap_grad_reduce: the bucket of its own is enough",
-            params={"overlap_grad_reduce": True},
-        ),
-        "later": api.expect_clean(
-            "0.16.1", "megatron-core 0.16.1, two years later: the same buckets, the same order"
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -16,7 +16,6 @@ weight to the end of the bucket before. The fix tests for what the padding asks 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -26,59 +25,6 @@ PADDING = 128
 """The weights before the bucket of the tied one are padded to a multiple of this."""
 EMBEDDING, LAYER = 128, 64
 """The numbers of weights of the embedding, and of a layer before it."""
-
-
-@dataclass
-class Params(api.Knobs):
-    more_layers: int = api.knob(
-        1, least=0, about="of each stage, beyond the two that have as many weights as the embedding"
-    )
-    lr: float = api.knob(1e-2, above=0, about="of Adam; the first step moves each weight by that")
-    steps: int = api.knob(5, least=1, about="of training")
-    micro_batches: int = api.knob(2, least=1, about="in a step")
-    batch: int = api.knob(2, least=1, unit="sequences", about="in a micro-batch of a replica")
-    sequence: int = api.knob(8, least=1, unit="tokens", about="in a sequence")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] The problems with bucket and shared_embedding.",
-        "https://github.com/NVIDIA/Megatron-LM/issues/835",
-        "a proposal: https://github.com/NVIDIA/Megatron-LM/pull/762",
-    ),
-    fix="no link: megatron-core 0.13.0 lets a bucket begin where the padding ends",
-    symptom="the bucket of a shared embedding is wrong if the weights before it do not end where "
-    "its padding expects it",
-    trigger="the distributed optimizer, a tied embedding, and weights before it whose number is a "
-    "multiple of the replicas, but not of 128",
-    remedy="choose a hidden size that is a multiple of 128",
-    pins={"megatron-core": "0.11.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "distributed_optimizer": True,
-        "pipeline_parallel": api.above(1),
-        "ranks": api.above(2),
-        "code": api.by_code(
-            "the embedding is tied, and the weights before it are no multiple of 128"
-        ),
-    },
-    seen={
-        "torch.nn.modules.module.Module": api.needed(
-            {"share_embeddings_and_output_weights": api.has(True)}
-        )
-    },
-    files=("megatron/core/distributed/param_and_grad_buffer.py",),
-    ranks=4,
-    releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.0"),
-        "control": api.control(
-            "0.11.0 with one more layer: 256 weights before the tied one", params={"more_layers": 2}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

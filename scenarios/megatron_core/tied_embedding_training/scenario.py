@@ -18,7 +18,6 @@ longer checks whether a weight is tied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,19 +37,6 @@ STEP = {
 }
 
 
-@dataclass
-class Params(api.Knobs):
-    lr: float = api.knob(
-        1e-2, above=0, about="learning rate of Adam; the first step moves each weight by about that"
-    )
-    steps: int = api.knob(20, least=1, about="steps of training")
-    micro_batches: int = api.knob(2, least=1, about="number of micro-batches in a step")
-    batch: int = api.knob(
-        2, least=1, unit="sequences", about="size of a micro-batch of one replica"
-    )
-    sequence: int = api.knob(8, least=1, unit="tokens", about="length of a sequence")
-
-
 def never_its_own_bucket(function: Any) -> api.Edits:
     """Replace the check whether a weight is a shared embedding with False."""
     import libcst as cst
@@ -62,49 +48,6 @@ def never_its_own_bucket(function: Any) -> api.Edits:
     )
     for call in m.findall(function, pattern):
         yield call, cst.Name("False")
-
-
-DEFECT = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/distributed/param_and_grad_buffer.py",
-    scope="_does_param_require_new_bucket",
-    edit=never_its_own_bucket,
-    about="gives a tied weight no bucket of its own, so that the reduce-scatter cuts its copies on "
-    "the first and on the last stage at different places",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] LM head weights get untied while training with overlap",
-        "https://github.com/NVIDIA/Megatron-LM/issues/656",
-        "a later analysis: https://github.com/NVIDIA/Megatron-LM/issues/844",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/commit/daf0006737 (megatron-core 0.6.0)",
-    symptom="use_distributed_optimizer with share_embeddings_and_output_weights: wrong embedding "
-    "gradients, and the first and the last stage step with different ones",
-    trigger="the distributed optimizer, an embedding tied over pipeline stages, and data "
-    "parallelism",
-    remedy="use megatron-core 0.6.0 or later",
-    pins={"megatron-core": "0.16.1"},
-    named_by=("ttrace: NVIDIA/Megatron-LM#656", "attest: NVIDIA/Megatron-LM#656"),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "distributed_optimizer": True,
-        "pipeline_parallel": api.above(1),
-        "ranks": api.above(2),
-        "code": api.by_code("the embedding is tied"),
-    },
-    ranks=4,
-    releases="megatron-core>=0.6",  # older wheels have no DistributedOptimizer
-    variants={
-        "buggy": api.expect_symptom(
-            about="the release without a bucket of its own for the tied weight", defects=(DEFECT,)
-        ),
-        "fixed": api.expect_clean(),
-        "reference": api.control("one process in plain torch: one weight, all sequences", ranks=1),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

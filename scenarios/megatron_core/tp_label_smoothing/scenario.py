@@ -24,14 +24,6 @@ from scenarios.common.gradient import TOLERANCE
 from scenarios.common.line_edits import followed, setting
 
 
-@dataclass
-class Params(api.Knobs):
-    smoothing: float = api.knob(0.1, least=0, most=0.5, about="label smoothing; 0 is off")
-    gathered: bool = api.knob(False, about="whether logits are gathered for torch's cross_entropy")
-    steps: int = api.knob(5, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD")
-
-
 def over_all_ranks(tree: Any) -> api.Edits:
     """``forward`` counts the classes of all ranks, and averages the logarithms over all ranks."""
     body: Any = tree.body
@@ -49,44 +41,6 @@ def over_all_ranks(tree: Any) -> api.Edits:
         ((line, replacement),) = followed(setting(body, name), *lines)
         body = body.deep_replace(line, replacement)
     yield tree.body, body
-
-
-REMEDY = api.Defect(
-    upstream="megatron-core",
-    file="megatron/core/tensor_parallel/cross_entropy.py",
-    scope="_VocabParallelCrossEntropy.forward",
-    edit=over_all_ranks,
-    about="our remedy, like upstream's pull request 7466: smooths over the vocabulary of all ranks",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "[BUG] cross-entropy loss not computed correctly when label_smoothing is enabled",
-        "https://github.com/NVIDIA/Megatron-LM/issues/737",
-        "https://github.com/NVIDIA/Megatron-LM/issues/7464",
-    ),
-    fix="https://github.com/NVIDIA/Megatron-LM/pull/7466 is open as of 0.19.2; the fixed variant "
-    "is our remedy",
-    symptom="when label_smoothing is enabled, mean_log_probs is computed as a local mean, and the "
-    "loss is different on different tensor parallel ranks",
-    trigger="tensor parallelism, and label_smoothing in vocab_parallel_cross_entropy",
-    remedy="gather the logits (gather_output=True) and use torch's cross_entropy",
-    pins={"megatron-core": "0.16.1"},
-    named_by=("spmd_types: 1", "reference: KER.14"),
-    harm="ruins training",
-    visibility="silent",
-    settings={"tensor_parallel": api.above(1), "code": api.by_code("the loss smooths labels")},
-    files=("megatron/core/tensor_parallel/cross_entropy.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.16.1 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.16.1 without label smoothing", params={"smoothing": 0.0}),
-        "gathered": api.control(
-            "0.16.1 with gathered logits and torch's cross_entropy", params={"gathered": True}
-        ),
-        "one_rank": api.control("0.16.1 on one rank", ranks=1),
-    },
-)
 
 
 @dataclass(frozen=True)

@@ -15,51 +15,20 @@ trained.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import epochs, rows, stops
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(16, least=8, multiple=4, about="of the dataset")
-    epochs: int = api.knob(2, least=2, about="of the run")
-    before: int = api.knob(3, least=0, unit="batches", about="of a rank before the stop; 0 is none")
-    shuffle: bool = api.knob(True, about="whether the sampler shuffles")
-    lr: float = api.knob(0.001, above=0, about="of SGD")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.before >= self.rows // 4:
-            raise ValueError("before must be less than rows / 4, the batches of a rank in an epoch")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.before >= params.rows // 4:
+        raise ValueError("before must be less than rows / 4, the batches of a rank in an epoch")
 
 
 BATCH = 2
 """Rows of a batch of a rank."""
-
-SCENARIO = api.Scenario(
-    report=("Fix the resume of iteration", "https://github.com/open-mmlab/mmengine/pull/1471"),
-    fix="https://github.com/open-mmlab/mmengine/pull/1471",
-    symptom="IterBasedTrainLoop is not correct for resume: the beginning data index is 0",
-    trigger="IterBasedTrainLoop, and a resume",
-    remedy="draw as many batches from the loop's iterator as were trained before you go on, or "
-    "train by epochs and stop between two",
-    pins={"mmengine": "0.10.2"},
-    harm="loses data",
-    visibility="silent",
-    settings={"code": api.by_code("IterBasedTrainLoop trains, and is resumed")},
-    files=("mmengine/runner/loops.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.10.3"),
-        "control": api.control("0.10.2 without a resume", params={"before": 0}),
-        "in_order": api.expect_symptom(
-            about="0.10.2, with rows in the order of the dataset", params={"shuffle": False}
-        ),
-    },
-)
 
 
 def from_the_beginning(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -23,41 +22,6 @@ from scenarios.common import epochs, orders
 
 BATCH = 2
 """Rows of a batch of a rank."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=12, multiple=4, about="of the dataset")
-    epochs: int = api.knob(3, least=2, about="of the training")
-    sampler: str = api.knob(
-        "batches", choices=("batches", "rows"), about="what the distributed sampler gives"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Call set_epoch on Dataloader.batch_sampler if defined",
-        "https://github.com/mosaicml/composer/pull/3124",
-    ),
-    fix="https://github.com/mosaicml/composer/pull/3124",
-    symptom="set_epoch of a distributed batch sampler is not called",
-    trigger="a DataLoader with a batch_sampler that is a DistributedSampler, and several epochs",
-    remedy="call set_epoch of your batch sampler in a callback's epoch_start",
-    pins={"mosaicml": "0.21.1"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("the loader has a distributed batch sampler")},
-    seen={"composer.trainer.trainer.Trainer": api.NEEDED},
-    files=("composer/trainer/trainer.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.21.2"),
-        "control": api.control(
-            "0.21.1 with a distributed sampler of rows", params={"sampler": "rows"}
-        ),
-        "one_rank": api.expect_symptom(about="0.21.1 on one rank", ranks=1),
-    },
-)
 
 
 def one_order(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

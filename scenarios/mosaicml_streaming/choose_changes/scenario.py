@@ -13,25 +13,15 @@ depends on the epoch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=8, about="of the stream")
-    choose: int = api.knob(12, least=1, about="rows that an epoch has")
-    epochs: int = api.knob(3, least=2, about="that are read")
-    sampling: str = api.knob(
-        "balanced", choices=("balanced", "fixed"), about="sampling_method; balanced is the default"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.choose > self.rows:
-            raise ValueError("choose must be at most rows")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.choose > params.rows:
+        raise ValueError("choose must be at most rows")
 
 
 def by_epoch_if_shuffled(function: Any) -> api.Edits:
@@ -42,50 +32,6 @@ def by_epoch_if_shuffled(function: Any) -> api.Edits:
     balanced = m.Comparison(left=m.Attribute(attr=m.Name("sampling_method")))
     for condition in m.findall(function, balanced):
         yield condition, cst.parse_expression("self.epoch_seed_change")
-
-
-REMEDY = api.Defect(
-    upstream="mosaicml-streaming",
-    file="streaming/base/dataset.py",
-    scope="StreamingDataset.resample_streams",
-    edit=by_epoch_if_shuffled,
-    about="our remedy: samples are drawn by the epoch only if the dataset is shuffled",
-    fits="mosaicml-streaming>=0.8.1",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Different lists of examples when shuffle == False",
-        "https://github.com/mosaicml/streaming/issues/749",
-    ),
-    fix="none as of 0.13.0; https://github.com/mosaicml/streaming/pull/750 fixed a part",
-    symptom="two iterations of a dataset with choose and shuffle=False have other examples",
-    trigger="shuffle=False, and a stream of which an epoch has a part",
-    remedy='pass sampling_method="fixed"',
-    pins={"mosaicml-streaming": "0.13.0"},
-    absent=(
-        api.Absent("mosaicml-streaming<0.4", "samples are drawn from each stream since 0.4.0"),
-    ),
-    harm="wrong metric",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a StreamingDataset with shuffle=False has a part of a stream")},
-    seen={
-        "streaming.base.dataset.StreamingDataset": api.needed(  # a whole stream is right
-            {"shuffle": False, "sampling_method": "balanced"}
-        )
-    },
-    known_upstream=False,
-    known_in_part="that the examples changed before 0.8.1, which they take for fixed",
-    files=("streaming/base/dataset.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.13.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.13.0 with fixed sampling", params={"sampling": "fixed"}),
-        "whole": api.control("0.13.0 with all rows in each epoch", params={"choose": 24}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

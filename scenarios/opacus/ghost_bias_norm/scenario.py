@@ -14,7 +14,6 @@ products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -22,45 +21,6 @@ from scenarios.common import features
 
 CLASSES, WIDTH = 3, 4
 
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(8, least=2, about="in a batch")
-    tokens: int = api.knob(6, least=1, about="of a row")
-    clipping: float = api.knob(1.0, above=0, about="of the gradient of each row: max_grad_norm")
-    scale: float = api.knob(4.0, above=0, about="factor of the loss, so that rows are clipped")
-    bias: bool = api.knob(True, about="whether the layer has a bias")
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix Fast Gradient Clipping bias gradient calculation for three dim data",
-        "https://github.com/pytorch/opacus/pull/751",
-    ),
-    fix="https://github.com/pytorch/opacus/pull/751",
-    symptom="the norm of the bias' gradient is incorrect for data with three dimensions",
-    trigger='grad_sample_mode="ghost", a linear layer with a bias over sequences, and rows that '
-    "are clipped",
-    remedy='use grad_sample_mode="hooks"',
-    pins={"opacus": "1.5.3"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("Opacus trains a model over sequences with ghost clipping")},
-    seen={
-        "opacus.grad_sample.grad_sample_module_fast_gradient_clipping."
-        "GradSampleModuleFastGradientClipping": api.NEEDED
-    },
-    files=("opacus/grad_sample/linear.py",),
-    releases="opacus>=1.5.3",  # the first whose make_private takes a loss
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.5.4"),
-        "control": api.control("1.5.3 without a bias", params={"bias": False}),
-        "unclipped": api.control("1.5.3 with rows that need no clipping", params={"scale": 0.01}),
-    },
-)
 
 oracle = features.Feature(
     "exactly that follows if the bias counts with the squares of its tokens' products"
@@ -98,7 +58,7 @@ def _weights(model: Any) -> dict[str, Any]:
     return dict(model._module.named_parameters())
 
 
-def _clipped(by_row: dict[str, Any], p: Params, wrong: bool) -> dict[str, Any]:
+def _clipped(by_row: dict[str, Any], p: Any, wrong: bool) -> dict[str, Any]:
     """The mean of the clipped gradients of the rows, which are [rows, *shape]."""
     import torch
 

@@ -14,54 +14,10 @@ they are properties that ask the user's optimizer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import continued
-
-
-@dataclass
-class Params(api.Knobs):
-    done: int = api.knob(3, least=1, unit="steps", about="before the interruption")
-    more: int = api.knob(4, least=2, unit="steps", about="after it")
-    lr: float = api.knob(0.1, above=0, about="of SGD in the first step; step n has a n-th of it")
-    clipping: float = api.knob(1.0, above=0, about="of the gradient of each row")
-    scheduled: str = api.knob(
-        "wrapper",
-        choices=("wrapper", "inner"),
-        about="is the optimizer of the scheduler: Opacus', or the user's",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix issue with setting of param_groups/defaults/state for the DPOptimizer wrapper",
-        "https://github.com/pytorch/opacus/pull/660",
-        "https://github.com/pytorch/opacus/issues/649",
-    ),
-    fix="https://github.com/pytorch/opacus/pull/660",
-    symptom="the learning rate looks as if it were updated for DPOptimizer, but it is not updated "
-    "for the original optimizer, the one that matters",
-    trigger="a scheduler of Opacus' optimizer, and a resume",
-    remedy="make the scheduler for optimizer.original_optimizer",
-    pins={"opacus": "1.5.1"},
-    absent=(api.Absent("opacus<1", "the wrapper of the optimizer came with 1.0.0"),),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("a training with a scheduler is resumed")},
-    seen={"opacus.optimizers.optimizer.DPOptimizer": api.NEEDED},
-    files=("opacus/optimizers/optimizer.py",),
-    ranks=1,
-    launches=continued.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.5.2"),
-        "control": api.control(
-            "1.5.1 with a scheduler of the user's optimizer", params={"scheduled": "inner"}
-        ),
-    },
-)
 
 
 def constant(

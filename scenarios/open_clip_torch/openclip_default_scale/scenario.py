@@ -20,21 +20,11 @@ the caller says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import whole_batch
 from scenarios.open_clip_torch import _clip_loss as clip_loss
-
-
-@dataclass
-class Params(api.Knobs):
-    gather: str = api.knob(
-        "default", choices=("default", "with_grad"), about="the features of other ranks"
-    )
-    rows: int = api.knob(16, least=8, multiple=8, about="in the batch of all ranks")
-    steps: int = api.knob(3, least=1, about="of training")
 
 
 def gathers_with_gradient(function: Any) -> api.Edits:
@@ -46,43 +36,6 @@ def gathers_with_gradient(function: Any) -> api.Edits:
         yield cst.ensure_type(parameter, cst.Param).default, cst.Name("True")
 
 
-REMEDY = api.Defect(
-    name="gather_with_grad_by_default",
-    upstream="open-clip-torch",
-    file=clip_loss.FILE,
-    scope="ClipLoss.__init__",
-    edit=gathers_with_gradient,
-    about="our remedy: gather_with_grad is True by default",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "https://github.com/mlfoundations/open_clip/issues/616",
-        "https://github.com/mlfoundations/open_clip/issues/894",
-    ),
-    fix="none as of open-clip-torch 3.3.0: upstream treats it as a difference between the modes",
-    symptom="without gather_with_grad the gradient is smaller, by the number of ranks",
-    trigger="several ranks and ClipLoss with its defaults, local_loss=False and "
-    "gather_with_grad=False",
-    remedy="use gather_with_grad=True (--gather-with-grad)",
-    pins={"open-clip-torch": "3.3.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("ClipLoss has its defaults")},
-    seen={
-        "open_clip.loss.ClipLoss": {
-            "local_loss": False,
-            "gather_with_grad": False,
-            "world_size": api.above(1),
-        }
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control("3.3.0 with gather_with_grad=True", params={"gather": "with_grad"}),
-        "four_ranks": api.expect_symptom(about="3.3.0 on four ranks", ranks=4),
-    },
-)
 oracle = whole_batch.Averaged()
 
 

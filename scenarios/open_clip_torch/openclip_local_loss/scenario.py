@@ -20,7 +20,6 @@ with both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -29,13 +28,6 @@ from scenarios.open_clip_torch import _clip_loss as clip_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass
-class Params(api.Knobs):
-    gather_with_grad: bool = api.knob(False, about="of ClipLoss, beside local_loss=True")
-    rows: int = api.knob(16, least=8, multiple=8, about="in the batch of all ranks")
-    steps: int = api.knob(3, least=1, about="of training")
 
 
 def implied(function: Any) -> api.Edits:
@@ -47,49 +39,6 @@ def implied(function: Any) -> api.Edits:
     for line in m.findall(function, m.Assign([m.AssignTarget(attribute)])):
         value = cst.ensure_type(line, cst.Assign).value
         yield value, cst.parse_expression("gather_with_grad or local_loss")
-
-
-REMEDY = api.Defect(
-    name="local_loss_implies_gather_with_grad",
-    upstream="open-clip-torch",
-    file=clip_loss.FILE,
-    scope="ClipLoss.__init__",
-    edit=implied,
-    about="our remedy: local_loss implies gather_with_grad",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "https://github.com/mlfoundations/open_clip/issues/616",
-        "https://github.com/mlfoundations/open_clip/issues/894",
-    ),
-    fix="none as of open-clip-torch 3.3.0",
-    symptom="local_loss must be used with gather_with_grad, otherwise gradients are missing",
-    trigger="several ranks and ClipLoss(local_loss=True, gather_with_grad=False)",
-    remedy="use gather_with_grad=True (--gather-with-grad) wherever you use local_loss",
-    pins={"open-clip-torch": "3.3.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("ClipLoss has local_loss without gather_with_grad"),
-    },
-    seen={
-        "open_clip.loss.ClipLoss": {
-            "local_loss": True,
-            "gather_with_grad": False,
-            "world_size": api.above(1),
-        }
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="3.3.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "3.3.0 with gather_with_grad=True", params={"gather_with_grad": True}
-        ),
-        "four_ranks": api.expect_symptom(about="3.3.0 on four ranks", ranks=4),
-    },
-)
 
 
 def anchors_alone(_: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:

@@ -10,50 +10,10 @@ merge multiplies only the product of the weights, and adds the bias as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 
 TOLERANCE = 1e-4
 """How far (as a fraction of the adapter's effect) outputs may be from others to be the same."""
-
-
-@dataclass
-class Params(api.Knobs):
-    bias: bool = api.knob(True, about="lora_bias")
-    rank: int = api.knob(4, least=1, most=8, about="r")
-    alpha: int = api.knob(16, least=1, about="lora_alpha")
-    scaled: bool = api.knob(False, about="whether our code scales the biases before the merge")
-    steps: int = api.knob(20, least=2, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "LoRA Bias Merge Not Done Correctly",
-        "https://github.com/huggingface/peft/issues/2486",
-    ),
-    fix="https://github.com/huggingface/peft/pull/2489",
-    symptom="the merge adds the LoRA bias without the scaling that the forward pass gives it",
-    trigger="lora_bias=True with lora_alpha different from r, and a merge",
-    remedy="multiply the biases of lora_B by alpha / r right before the merge",
-    pins={"peft": "0.15.2"},
-    harm="wrong metric",
-    visibility="silent",
-    settings={"code": api.by_code("an adapter with lora_bias is merged, and alpha is not r")},
-    files=("peft/tuners/lora/layer.py",),
-    releases="peft>=0.14",
-    absent=(api.Absent("peft<0.14", "lora_bias came with 0.14.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.16.0"),
-        "control": api.control("0.15.2 without lora_bias", params={"bias": False}),
-        "unscaled": api.control("0.15.2 with alpha and r equal", params={"alpha": 4}),
-        "remedy": api.expect_clean(
-            about="0.15.2, the biases are scaled right before the merge", params={"scaled": True}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -12,52 +12,11 @@ true. The embedding's second matrix is called ``lora_embedding_B``, so it does n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 
 A, B = "embedding A", "embedding B"
 NAMES = {"lora_embedding_A": A, "lora_embedding_B": B, "lora_A": "linear A", "lora_B": "linear B"}
 """What we call an adapter's matrix, by a part of its name."""
-
-
-@dataclass
-class Params(api.Knobs):
-    lr: float = api.knob(0.05, above=0, about="of SGD")
-    ratio: float = api.knob(4.0, least=1, about="loraplus_lr_ratio: of B's rate to A's")
-    embedding: float = api.knob(0.5, above=0, about="loraplus_lr_embedding")
-    adapted: bool = api.knob(True, about="whether the embedding has an adapter")
-    steps: int = api.knob(3, least=2, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "LoRA+ `loraplus_lr_embedding` never applies: the `embedding` param group is always empty",
-        "https://github.com/huggingface/peft/issues/3499",
-    ),
-    fix="https://github.com/huggingface/peft/pull/3503",
-    symptom="the embedding group is always empty, so loraplus_lr_embedding is silently ignored, "
-    "and embedding LoRA weights train at the base lr",
-    trigger="create_loraplus_optimizer, and an adapter of an embedding",
-    pins={"peft": "0.20.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("LoRA+ trains an adapter of an embedding")},
-    files=("peft/optimizers/loraplus.py",),
-    releases="peft>=0.13",
-    absent=(api.Absent("peft<0.13", "LoRA+ came with 0.13.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.21.0"),
-        "control": api.control(
-            "0.20.0 without an adapter of the embedding", params={"adapted": False}
-        ),
-        "equal": api.control(
-            "0.20.0, where the embedding should have the plain rate", params={"embedding": 0.05}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

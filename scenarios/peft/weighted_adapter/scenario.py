@@ -14,21 +14,10 @@ request 3449 does. As of 0.21.2 no release contains that pull request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 
 TOLERANCE = 1e-4
 """How far (as a fraction of the right effect) an effect may be from another to be the same."""
-
-
-@dataclass
-class Params(api.Knobs):
-    kind: str = api.knob("use_rslora", choices=("lora", "use_rslora", "lora_bias"), about="of LoRA")
-    rank: int = api.knob(4, least=2, most=8, about="of the adapter")
-    combination: str = api.knob(
-        "linear", choices=("linear", "svd", "cat"), about="combination_type of the call"
-    )
 
 
 def plain_scaling(function: object) -> api.Edits:
@@ -36,45 +25,6 @@ def plain_scaling(function: object) -> api.Edits:
     from scenarios.common.call_edits import with_keyword
 
     yield from with_keyword(function, "replace", "use_rslora", "False")
-
-
-REMEDY = api.Defect(
-    upstream="peft",
-    file="peft/tuners/lora/model.py",
-    scope="LoraModel.add_weighted_adapter",
-    edit=plain_scaling,
-    about="our remedy, like upstream's pull request 3449: the combined adapter has plain scaling",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "add_weighted_adapter silently produces a wrong adapter for use_rslora, lora_bias, DoRA "
-        "and KaSA",
-        "https://github.com/huggingface/peft/issues/3761",
-    ),
-    fix="https://github.com/huggingface/peft/pull/3449, for use_rslora, is in no release as of "
-    "0.21.2; the fixed variant is our remedy",
-    symptom="combining a single adapter with weight 1 does not give back that adapter",
-    trigger="add_weighted_adapter of adapters with use_rslora or lora_bias",
-    remedy="compare the combined adapter with its parts before you use it; for use_rslora, see "
-    "`python -m harness show weighted_adapter` for a patch",
-    pins={"peft": "0.21.2"},
-    harm="wrong metric",
-    visibility="silent",
-    settings={"code": api.by_code("adapters with use_rslora or lora_bias are combined")},
-    files=("peft/tuners/lora/model.py",),
-    releases="peft>=0.9",
-    absent=(api.Absent("peft<0.9", "use_rslora came with 0.9.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.21.2 with our remedy", defects=(REMEDY,)),
-        "control": api.control("0.21.2 with plain LoRA", params={"kind": "lora"}),
-        "lora_bias": api.expect_symptom(
-            about="0.21.2 with lora_bias", params={"kind": "lora_bias"}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

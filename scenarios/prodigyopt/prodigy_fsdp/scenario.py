@@ -14,7 +14,6 @@ the new parts are added up.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -23,37 +22,6 @@ BETA_3 = math.sqrt(0.999)
 """By which Prodigy's defaults multiply the numerator in each step."""
 TOLERANCE = 1e-3
 """How far (as a fraction) a number may be from that of one process."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(32, least=8, multiple=8, about="in the batch of all ranks")
-    steps: int = api.knob(20, least=4, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/konstmish/prodigy/pull/33",),
-    fix="https://github.com/konstmish/prodigy/pull/33",
-    symptom="under FSDP the numerator is added up over the ranks again in each step",
-    trigger="Prodigy and FSDP1 with flat parameters, on more than one rank",
-    pins={"prodigyopt": "1.1.1"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("Prodigy trains under FSDP")},
-    seen={
-        "prodigyopt.prodigy.Prodigy": {},
-        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": {
-            "_use_orig_params": False
-        },
-    },
-    files=("prodigyopt/prodigy.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.1.2"),
-        "control": api.control("1.1.1 on one rank", ranks=1),
-        "four_ranks": api.expect_symptom(about="1.1.1 on four ranks", ranks=4),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

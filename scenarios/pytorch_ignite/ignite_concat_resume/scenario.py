@@ -13,40 +13,9 @@ that call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import continued
-
-
-@dataclass
-class Params(api.Knobs):
-    done: int = api.knob(5, least=1, unit="steps", about="before the interruption")
-    more: int = api.knob(15, least=2, unit="steps", about="after it")
-    first: int = api.knob(10, least=2, unit="steps", about="that the first schedule lasts")
-
-
-SCENARIO = api.Scenario(
-    report=("Fix the resume of ConcatScheduler", "https://github.com/pytorch/ignite/pull/3183"),
-    fix="https://github.com/pytorch/ignite/pull/3183",
-    symptom="after load_state_dict the current schedule of a ConcatScheduler starts its duration "
-    "again",
-    trigger="a ConcatScheduler that is resumed within a schedule that is not the last one",
-    remedy="save scheduler._current_duration, and set it after load_state_dict",
-    pins={"pytorch-ignite": "0.4.13"},
-    releases="pytorch-ignite>=0.4.5",  # before, the file was in ignite/contrib
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("a training with a ConcatScheduler or a warmup is resumed")},
-    files=("ignite/handlers/param_scheduler.py",),
-    ranks=1,
-    launches=continued.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.5.0.post2"),
-        "control": api.control("0.4.13, resumed within the last schedule", params={"done": 12}),
-    },
-)
 
 
 def duration_again(

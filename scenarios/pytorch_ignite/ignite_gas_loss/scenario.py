@@ -12,49 +12,9 @@ same. The fix multiplies it by k again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(4, least=1, about="gradient_accumulation_steps of the trainer")
-    steps: int = api.knob(3, least=1, about="of the optimizer")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Gradient accumulation should not affect the value of the loss",
-        "https://github.com/pytorch/ignite/pull/2737",
-    ),
-    fix="https://github.com/pytorch/ignite/pull/2737",
-    symptom="the trainer's output is the loss divided by gradient_accumulation_steps",
-    trigger="gradient_accumulation_steps above 1",
-    remedy="multiply the loss by gradient_accumulation_steps in output_transform",
-    pins={"pytorch-ignite": "0.4.10"},
-    absent=(
-        api.Absent(
-            "pytorch-ignite<0.4.7",
-            "gradient_accumulation_steps came with 0.4.7",
-            "https://github.com/pytorch/ignite/releases/tag/v0.4.7",
-        ),
-    ),
-    releases="pytorch-ignite>=0.4.7",
-    harm="wrong metric",
-    visibility="visible in the loss",
-    settings={"gradient_accumulation_steps": api.above(1)},
-    seen={"ignite.engine": {}},
-    files=("ignite/engine/__init__.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.4.11"),
-        "control": api.control("0.4.10 without accumulation", params={"accumulation": 1}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

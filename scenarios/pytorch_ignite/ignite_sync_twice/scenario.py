@@ -12,48 +12,8 @@ the value is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import all_rows
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(3, least=2, unit="updates", about="of the metric, without a reset")
-    rows: int = api.knob(10, least=2, about="of a rank in an update")
-    computed: str = api.knob(
-        "each", choices=("each", "last"), about="after which updates the value is computed"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix: the metrics' internal state is reduced again by each compute",
-        "https://github.com/pytorch/ignite/pull/2803",
-    ),
-    fix="https://github.com/pytorch/ignite/pull/2803",
-    symptom="a metric that is updated and computed several times in a distributed run is wrong "
-    "from the second value on",
-    trigger="more than one rank, and update, compute, update, compute without a reset",
-    remedy="compute the metric once in an epoch, or reset it before each update",
-    pins={"pytorch-ignite": "0.4.10"},
-    releases="pytorch-ignite>=0.4",
-    absent=(api.Absent("pytorch-ignite<0.4", "ignite.distributed came with 0.4.0"),),
-    harm="wrong metric",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("a metric is computed several times without a reset"),
-    },
-    files=("ignite/metrics/metric.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.4.11"),
-        "control": api.control("0.4.10, computed at the end only", params={"computed": "last"}),
-        "one_rank": api.control("0.4.10 on one rank", ranks=1),
-    },
-)
 
 
 def again(record: api.Record, records: api.Records) -> bool:

@@ -14,47 +14,9 @@ too; it is not judged here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    schedule: str = api.knob(
-        "warm_restarts", choices=("warm_restarts", "exponential"), about="of torch, that is wrapped"
-    )
-    period: int = api.knob(4, least=2, unit="steps", about="until the first restart")
-    steps: int = api.knob(10, least=3, about="of training")
-    lr: float = api.knob(1.0, above=0, about="of SGD, before the schedule")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "LRScheduler does not work with CosineAnnealingWarmRestarts",
-        "https://github.com/pytorch/ignite/pull/2938",
-    ),
-    fix="https://github.com/pytorch/ignite/pull/2938",
-    symptom="with CosineAnnealingWarmRestarts the learning rate stays the same",
-    trigger="ignite's LRScheduler around CosineAnnealingWarmRestarts",
-    remedy="call the scheduler's own step in a handler, without LRScheduler",
-    pins={"pytorch-ignite": "0.4.12"},
-    releases="pytorch-ignite>=0.4.11",  # before, the wrapper refuses the schedulers of torch 2
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("ignite's LRScheduler wraps CosineAnnealingWarmRestarts")},
-    seen={"ignite.handlers.param_scheduler.LRScheduler": {"lr_scheduler.T_mult": api.exists()}},
-    files=("ignite/handlers/param_scheduler.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.4.13"),
-        "control": api.control(
-            "0.4.12 with ExponentialLR of torch", params={"schedule": "exponential"}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:
@@ -100,7 +62,7 @@ def run(ctx: api.Context) -> None:
     engine.run([next(rows) for _ in range(p.steps)], max_epochs=1)
 
 
-def _scheduler(p: Params, optimizer: Any) -> Any:
+def _scheduler(p: Any, optimizer: Any) -> Any:
     """A new scheduler of torch."""
     from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, ExponentialLR
 

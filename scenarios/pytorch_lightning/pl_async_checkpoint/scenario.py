@@ -12,70 +12,15 @@ of the model, which the optimizer changes in place. The fix copies them first.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs import api
 
 
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(6, least=2, about="of training")
-    save: int = api.knob(2, least=1, about="step after which the checkpoint is saved")
-    late: int = api.knob(2, least=1, unit="steps", about="after which the disk answers")
-    io: str = api.knob(
-        "async", choices=("async", "plain"), about="plugin: AsyncCheckpointIO, or the default one"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.save + self.late > self.steps:
-            raise ValueError("scenario.save + scenario.late must not exceed scenario.steps")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix AsyncCheckpointIO: the checkpoint may change while it is written",
-        "https://github.com/Lightning-AI/pytorch-lightning/pull/21079",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21079",
-    symptom="parameters that change during an asynchronous save are saved as they are when they "
-    "are written",
-    trigger="AsyncCheckpointIO, and steps of the optimizer before the file is written",
-    remedy="save with the default plugin",
-    pins={"pytorch-lightning": "2.5.3"},
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("the Trainer has the plugin AsyncCheckpointIO")},
-    seen={
-        "pytorch_lightning.plugins.io.async_plugin.AsyncCheckpointIO or "
-        "lightning.pytorch.plugins.io.async_plugin.AsyncCheckpointIO": {}
-    },
-    files=("pytorch_lightning/plugins/io/async_plugin.py",),
-    releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
-    ranks=1,
-    absent=(
-        api.Absent(
-            "pytorch-lightning<1.7",
-            "AsyncCheckpointIO came with 1.7.0",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.7.0/src/pytorch_lightning/plugins/io/async_plugin.py",
-        ),
-    ),
-    present=(
-        api.Present(
-            "pytorch-lightning>=1.7,<2",
-            "save_checkpoint gives the checkpoint to the thread as it is",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/pytorch_lightning/plugins/io/async_plugin.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.5.4"),
-        "control": api.control("2.5.3 with the default plugin", params={"io": "plain"}),
-        "next_step": api.expect_symptom(
-            about="2.5.3, the disk answers one step later", params={"late": 1}
-        ),
-    },
-)
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.save + params.late > params.steps:
+        raise ValueError("scenario.save + scenario.late must not exceed scenario.steps")
 
 
 def plan(at: api.Position) -> api.Plan:

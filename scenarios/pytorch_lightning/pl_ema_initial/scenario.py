@@ -14,20 +14,10 @@ for each validation, and copies it into the model at the end, whether or not it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(6, least=2, multiple=2, about="of training")
-    start: int = api.knob(100, least=0, unit="steps", about="before the averaging; 0 is at once")
-    decay: float = api.knob(0.5, above=0, about="of the average")
-
-
-FILE = "pytorch_lightning/callbacks/weight_averaging.py"
 EVERY = 2
 """Steps between two validations."""
 
@@ -54,66 +44,6 @@ def saved_as_it_is(function: Any) -> api.Edits:
                 "self._average_model is None or not self._average_model.n_averaged"
             ),
         )
-
-
-REMEDY = (
-    *(
-        api.Defect(
-            name=f"nothing_{name}",
-            upstream="pytorch-lightning",
-            file=FILE,
-            scope=f"WeightAveraging.{method}",
-            edit=unless_empty,
-            about=f"our remedy: an average that was never updated is not {name}",
-        )
-        for name, method in (("swapped", "_swap_models"), ("copied", "_copy_average_to_current"))
-    ),
-    api.Defect(
-        name="nothing_saved",
-        upstream="pytorch-lightning",
-        file=FILE,
-        scope="WeightAveraging.on_save_checkpoint",
-        edit=saved_as_it_is,
-        about="our remedy: an average that was never updated is not saved instead of the model",
-    ),
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "EMA validation swap models before first update_parameters",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/21724",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21754 and "
-    "https://github.com/Lightning-AI/pytorch-lightning/pull/21732 are in no release as of 2.6.6; "
-    "they change the validation alone",
-    symptom="validation runs with the initial weights: metrics before update_starting_at_step are "
-    "near 0",
-    trigger="WeightAveraging or EMAWeightAveraging, and a validation, a checkpoint or the end of "
-    "fit before the first update of the average",
-    remedy="begin the averaging with the first step, with a small decay at first",
-    pins={"pytorch-lightning": "2.6.6"},
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "code": api.by_code("the Trainer has EMAWeightAveraging that starts after a validation")
-    },
-    files=(FILE,),
-    releases="pytorch-lightning>=2.6",
-    absent=(api.Absent("pytorch-lightning<2.6", "the callback came with 2.6.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="2.6.6 with our remedy", defects=REMEDY),
-        "control": api.control("2.6.6, averaged from the first step on", params={"start": 0}),
-        "validated": api.expect_symptom(
-            about="2.6.6, averaged from the fifth step on: the validations before it are wrong",
-            params={"start": 4},
-        ),
-        "fixed_validated": api.expect_clean(
-            about="our remedy, averaged from the fifth step on", params={"start": 4}, defects=REMEDY
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

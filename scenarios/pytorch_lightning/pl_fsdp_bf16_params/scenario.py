@@ -14,52 +14,11 @@ the same. The fix goes back to the dtype of the weights.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
 WIDTH = 4
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(10, least=2, about="of training")
-    lr: float = api.knob(
-        0.001, above=0, below=0.00195, about="of SGD; bf16 rounds such an update of 1 away"
-    )
-    made: str = api.knob(
-        "configure_model",
-        choices=("configure_model", "__init__"),
-        about="the method whose context the model is made in",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fabric FSDP precision: incorrect dtype during init when using bf16-mixed",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/21556",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21586",
-    symptom="the parameters are made in bf16, although bf16-mixed should keep them in fp32",
-    trigger="FSDP with precision 16-mixed or bf16-mixed, and a model made in configure_model",
-    remedy="make the model in __init__",
-    pins={"pytorch-lightning": "2.6.1"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "precision": ("bf16", "fp16"),
-        "code": api.by_code("FSDP's model is made in configure_model or init_module"),
-    },
-    files=("pytorch_lightning/plugins/precision/fsdp.py",),
-    releases="pytorch-lightning>=2.2",
-    absent=(api.Absent("pytorch-lightning<2.2", "FSDPPrecision came with 2.2.0"),),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.6.4"),
-        "control": api.control("2.6.1, the model made in __init__", params={"made": "__init__"}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -14,61 +14,8 @@ the number to the optimization in any case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-
-
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(4, least=1, most=8, about="accumulate_grad_batches")
-    batch_idx: bool = api.knob(False, about="whether training_step takes the batch's number")
-    batch: int = api.knob(8, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = api.knob(3, least=1, about="of the optimizer")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix gradient accumulation when training_step does not take batch_idx",
-        "https://github.com/Lightning-AI/pytorch-lightning/pull/18619",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/18619",
-    symptom="the gradients are zeroed at each micro-batch if training_step has no batch_idx",
-    trigger="a training_step without batch_idx, and accumulate_grad_batches above 1",
-    remedy="give training_step the parameter batch_idx",
-    pins={"pytorch-lightning": "2.0.9"},
-    harm="loses data",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("training_step does not take batch_idx"),
-    },
-    files=("pytorch_lightning/loops/training_epoch_loop.py",),
-    releases="pytorch-lightning>=2",  # older ones have the loops in other files
-    absent=(
-        api.Absent(
-            "pytorch-lightning>=1.5,<1.7",
-            "the loop does not ask the arguments of training_step",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.6.5/pytorch_lightning/loops/optimization/optimizer_loop.py",
-        ),
-    ),
-    present=(
-        api.Present(
-            "pytorch-lightning>=1.7,<2",
-            "the loop takes 0 if training_step has no number",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/pytorch_lightning/loops/optimization/optimizer_loop.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.1.0"),
-        "control": api.control("2.0.9 with batch_idx in training_step", params={"batch_idx": True}),
-        "one": api.control("2.0.9 without accumulation", params={"accumulation": 1}),
-    },
-)
-
 
 oracle = applied.Applied(
     applied.Step,

@@ -13,55 +13,13 @@ by torch's ``DistributedSampler``, whose seed is the same on all ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import epochs, orders, rows
-from scenarios.pytorch_lightning._companions import OLD_TORCHMETRICS
 
 BATCH = 2
 """Rows of a batch of a rank."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=16, multiple=8, about="of the dataset")
-    epochs: int = api.knob(3, least=1, about="passes over the dataset")
-    seeding: str = api.knob(
-        "each rank", choices=("each rank", "common"), about="of torch's global generator"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix inconsistent shuffling between ranks without a global seed",
-        "https://github.com/Lightning-AI/pytorch-lightning/pull/17713",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/17713",
-    symptom="the ranks shuffle with different seeds, so that their rows overlap",
-    trigger="shuffle=True on several ranks whose global generators differ",
-    remedy="call seed_everything with one seed on all ranks",
-    pins={"pytorch-lightning": "2.0.2"},
-    harm="loses data",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("no global seed is set")},
-    files=("pytorch_lightning/trainer/connectors/data_connector.py",),
-    releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
-    companions=(OLD_TORCHMETRICS,),
-    absent=(
-        api.Absent(
-            "pytorch-lightning>=1.5,<1.6",
-            "DDP takes a DistributedSampler, with one seed on all ranks",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.5.10/pytorch_lightning/trainer/data_loading.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.0.3"),
-        "control": api.control("2.0.2, all ranks have one seed", params={"seeding": "common"}),
-    },
-)
 
 
 def overlap(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

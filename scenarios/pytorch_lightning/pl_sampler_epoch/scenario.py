@@ -14,7 +14,6 @@ it on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -22,56 +21,6 @@ from scenarios.common import epochs, rows
 
 BATCH = 2
 """Rows of a batch of a rank."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=12, multiple=12, about="of the dataset")
-    parts: int = api.knob(
-        3, least=2, most=3, about="of the dataset; the sampler gives one an epoch"
-    )
-    epochs: int = api.knob(2, least=1, about="passes over all parts")
-    told: bool = api.knob(False, about="whether the module calls the sampler's set_epoch")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "set_epoch of a custom sampler is not called under DDP",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/21454",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21456",
-    symptom="DistributedSamplerWrapper does not forward set_epoch to the sampler that it wraps",
-    trigger="a sampler of one's own that has set_epoch, on several ranks",
-    remedy="call set_epoch of your sampler in on_train_epoch_start",
-    pins={"pytorch-lightning": "2.6.0"},
-    harm="loses data",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("the user's sampler has set_epoch")},
-    files=("lightning_fabric/utilities/distributed.py",),
-    releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
-    absent=(
-        api.Absent(
-            "pytorch-lightning>=1.5,<1.7",
-            "DDP refuses a sampler of the user",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.6.5/pytorch_lightning/trainer/connectors/data_connector.py",
-        ),
-    ),
-    present=(
-        api.Present(
-            "pytorch-lightning>=1.7,<2",
-            "DistributedSamplerWrapper has no set_epoch of its own",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/lightning_lite/utilities/distributed.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.6.1"),
-        "control": api.control("2.6.0 on one rank", ranks=1),
-        "told": api.expect_clean(
-            about="2.6.0, the module calls the sampler's set_epoch", params={"told": True}
-        ),
-    },
-)
 
 
 def first_part(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

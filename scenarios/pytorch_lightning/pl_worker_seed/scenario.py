@@ -14,49 +14,11 @@ both halves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from harness.bugs import api
 
 GENERATORS = ("torch", "python", "numpy")
 DRAWS = {name: api.many(api.SIZE) for name in GENERATORS}
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(8, least=4, multiple=4, about="of the dataset")
-    epochs: int = api.knob(3, least=2, about="passes over the dataset with each of two seeds")
-    workers: int = api.knob(2, least=0, about="of a rank's loader")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "seed_everything(workers=True): torch has the same random numbers in each epoch",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/20412",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21399",
-    symptom="the workers' torch generators start from the same state in each epoch, with each seed",
-    trigger="seed_everything(workers=True), and workers that draw from torch",
-    remedy="pass a worker_init_fn of your own to the DataLoader",
-    pins={"pytorch-lightning": "2.6.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("seed_everything has workers=True, and workers draw from torch")},
-    files=("lightning_fabric/utilities/seed.py",),
-    releases="pytorch-lightning>=2",  # the first with its own lightning_fabric
-    absent=(
-        api.Absent(
-            "pytorch-lightning>=1.5,<2",
-            "numpy.random.SeedSequence mixes all bits of the seed",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.8.6/src/lightning_lite/utilities/seed.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.6.1"),
-        "control": api.control("2.6.0 without workers", params={"workers": 0}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

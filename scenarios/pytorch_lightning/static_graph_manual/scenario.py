@@ -19,48 +19,6 @@ from harness.bugs import api
 from scenarios.common import applied, plain_loss, usual_checks
 
 
-@dataclass
-class Params(api.Knobs):
-    static: bool = api.knob(True, about="static_graph of the strategy")
-    manual: bool = api.knob(True, about="manual optimization")
-    batch: int = api.knob(8, least=1, unit="rows", about="size of a rank's part of a step")
-    steps: int = api.knob(4, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Gradients seem not synchronized with manual optimization and DDPStrategy with "
-        "`static_graph=True`",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/18086",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/21251",
-    symptom="with manual optimization and DDPStrategy(static_graph=True), gradients are not "
-    "synchronized between the ranks",
-    trigger="DDPStrategy with static_graph=True, and manual optimization",
-    remedy="leave static_graph out",
-    pins={"pytorch-lightning": "2.5.6"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("static_graph is used with manual optimization"),
-    },
-    seen={
-        "torch.nn.parallel.distributed.DistributedDataParallel": {"static_graph": True},
-        "pytorch_lightning.core.module.LightningModule or "
-        "lightning.pytorch.core.module.LightningModule": {"_automatic_optimization": False},
-    },
-    files=("pytorch_lightning/strategies/ddp.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.6.0"),
-        "control": api.control("2.5.6 without static_graph", params={"static": False}),
-        "automatic": api.control("2.5.6 with automatic optimization", params={"manual": False}),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     loss: api.Number

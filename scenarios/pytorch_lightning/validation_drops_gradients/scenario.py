@@ -17,61 +17,6 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, usual_checks
-from scenarios.pytorch_lightning._companions import OLD_TORCHMETRICS
-
-
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(4, least=1, most=8, about="accumulate_grad_batches")
-    validate_every: int = api.knob(5, least=1, unit="batches", about="val_check_interval")
-    own_zero_grad: bool = api.knob(False, about="whether the module's own zero_grad does nothing")
-    batch: int = api.knob(8, least=1, unit="rows", about="size of a rank's micro-batch")
-    steps: int = api.knob(5, least=1, about="of the optimizer")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Should the model's grads be cleared before entering the validation loop?",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/18713",
-    ),
-    fix="https://github.com/Lightning-AI/pytorch-lightning/pull/18710",
-    symptom="the validation loop erases gradients when validation happens in the middle of a "
-    "gradient accumulation phase",
-    trigger="accumulate_grad_batches above 1, and a validation inside a window",
-    remedy="use a val_check_interval that is a multiple of accumulate_grad_batches",
-    pins={"pytorch-lightning": "2.0.9"},
-    harm="loses data",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("val_check_interval is not a multiple of accumulate_grad_batches"),
-    },
-    seen={
-        "lightning.pytorch.trainer.trainer.Trainer or "
-        "pytorch_lightning.trainer.trainer.Trainer": api.NEEDED
-    },
-    files=("pytorch_lightning/loops/evaluation_loop.py",),
-    releases="pytorch-lightning>=1.6",  # the first with DDPStrategy
-    companions=(OLD_TORCHMETRICS,),
-    present=(
-        api.Present(
-            "pytorch-lightning>=1.5,<1.6",
-            "the evaluation loop calls zero_grad() before it validates",
-            "https://github.com/Lightning-AI/pytorch-lightning/blob/1.5.10/pytorch_lightning/loops/dataloader/evaluation_loop.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("2.1.0"),
-        "control": api.control(
-            "2.0.9 with validations at the ends of windows only", params={"validate_every": 4}
-        ),
-        "remedy": api.expect_clean(
-            about="2.0.9 with a module whose zero_grad does nothing", params={"own_zero_grad": True}
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ does not multiply. It is exact for losses with equal weights of all anchors, suc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -29,19 +28,6 @@ from scenarios.pytorch_metric_learning import _wrapped as wrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-LOSSES = ("ntxent", "multi_similarity", "supcon", "circle")
-"""Those whose mean over all anchors is the mean of the ranks' means. The others leave out pairs
-without a loss, so that their efficient loss has another value, too."""
-
-
-@dataclass
-class Params(api.Knobs):
-    loss: str = api.knob("ntxent", choices=LOSSES, about="that is wrapped")
-    efficient: bool = api.knob(True, about="of DistributedLossWrapper")
-    rows: int = api.knob(16, least=8, multiple=8, about="in the batch of all ranks")
-    steps: int = api.knob(3, least=1, about="of training")
 
 
 GATHERED = """
@@ -63,43 +49,6 @@ def with_gradient(function: Any) -> api.Edits:
         called = cst.ensure_type(cst.ensure_type(line, cst.SimpleStatementLine).body[0], cst.Assign)
         if m.matches(called.targets[0].target, m.Name("loss")):
             yield line, cst.FlattenSentinel(cst.parse_module(GATHERED).body)
-
-
-REMEDY = api.Defect(
-    name="gathers_with_gradient",
-    upstream="pytorch-metric-learning",
-    file=wrapped.FILE,
-    scope="DistributedLossWrapper.forward_regular_loss",
-    edit=with_gradient,
-    about="our remedy: the embeddings are gathered with their gradient, and the loss of a rank's "
-    "own anchors is not multiplied",
-    fits="pytorch-metric-learning>=2",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "https://github.com/KevinMusgrave/pytorch-metric-learning/issues/380",
-        "https://kevinmusgrave.github.io/pytorch-metric-learning/distributed/",
-    ),
-    fix="none as of pytorch-metric-learning 2.9.0: upstream documents the difference",
-    symptom="the gradients are different from those without efficient=True",
-    trigger="DistributedLossWrapper(efficient=True), DDP and several ranks",
-    remedy="leave efficient at its default, False",
-    pins={"pytorch-metric-learning": "2.9.0"},
-    releases="pytorch-metric-learning>=1.0",
-    absent=(api.Absent("pytorch-metric-learning<1.0", "the option came with 1.0.0"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("efficient=True is used")},
-    seen={"pytorch_metric_learning.utils.distributed.DistributedLossWrapper": {"efficient": True}},
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="2.9.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control("2.9.0 with efficient=False", params={"efficient": False}),
-        "circle": api.expect_symptom(about="2.9.0 with CircleLoss", params={"loss": "circle"}),
-        "four_ranks": api.expect_symptom(about="2.9.0 on four ranks", ranks=4),
-    },
-)
 
 
 def own_alone(alone: Any, parts: Sequence[whole_batch.Part]) -> Tensor:

@@ -15,64 +15,12 @@ are saved by the places of the parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import continued
 
 START, ALPHA = 1.0, 0.5
 """The initial weight; the share of the fast weight in a pull."""
-
-
-@dataclass
-class Params(api.Knobs):
-    done: int = api.knob(10, least=1, unit="steps", about="before the interruption")
-    more: int = api.knob(12, least=5, unit="steps", about="after it")
-    k: int = api.knob(5, least=1, most=5, unit="steps", about="from one pull to the next")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-    wrapped: str = api.knob(
-        "first",
-        choices=("first", "late"),
-        about="is when Lookahead is made: before or after the model is loaded",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Save and load the Lookahead optimizer's state",
-        "https://github.com/kozistr/pytorch_optimizer/pull/310",
-    ),
-    fix="https://github.com/kozistr/pytorch_optimizer/pull/310 saves the slow weights; a new "
-    "process can load them since 3.11.0",
-    symptom="the state of Lookahead is neither saved nor loaded",
-    trigger="a Lookahead that is resumed after its first pull",
-    remedy="save right after a pull, and make Lookahead after the model's weights are loaded",
-    pins={"pytorch-optimizer": "3.3.0"},
-    absent=(
-        api.Absent(
-            "pytorch-optimizer>=3.3.1,<3.11",
-            "the slow weights are saved, but a resumed run raises an error at its first pull, as "
-            "recorded runs show",
-            "https://github.com/kozistr/pytorch_optimizer/pull/310",
-        ),
-    ),
-    releases="pytorch-optimizer>=2.6",  # the first whose slow weights exist from the start
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("a training with Lookahead is resumed")},
-    files=("pytorch_optimizer/optimizer/lookahead.py",),
-    ranks=1,
-    launches=continued.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("3.11.0"),
-        "control": api.control("3.3.0, resumed before the first pull", params={"done": 3}),
-        "late": api.expect_clean(
-            about="3.3.0, saved right after a pull; Lookahead is made after the model is loaded",
-            params={"wrapped": "late"},
-        ),
-    },
-)
 
 
 def pulled_to_start(

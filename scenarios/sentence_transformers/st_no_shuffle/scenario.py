@@ -14,57 +14,12 @@ which keep their order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import epochs, orders, rows
 
 BATCH = 8
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(64, least=16, multiple=8, about="of the dataset")
-    epochs: int = api.knob(3, least=2, about="passes over the dataset with each of two seeds")
-    sampler: str = api.knob(
-        "no_duplicates",
-        choices=("no_duplicates", "batch_sampler"),
-        about="that the Trainer makes for this value of its batch_sampler",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Same order of training samples with NoDuplicatesBatchSampler",
-        "https://github.com/UKPLab/sentence-transformers/issues/3069",
-    ),
-    fix="https://github.com/UKPLab/sentence-transformers/pull/3073",
-    symptom="NoDuplicatesBatchSampler gives the same batches in the same order in each epoch",
-    trigger="batch_sampler=BatchSamplers.NO_DUPLICATES",
-    remedy="shuffle the dataset yourself before the training",
-    pins={"sentence-transformers": "3.3.1"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("batch_sampler is BatchSamplers.NO_DUPLICATES")},
-    seen={
-        "sentence_transformers.trainer.SentenceTransformerTrainer": {
-            "args.batch_sampler": "no_duplicates"
-        }
-    },
-    files=("sentence_transformers/sampler.py",),
-    releases="sentence-transformers>=3",
-    absent=(api.Absent("sentence-transformers<3", "its Trainer came with 3.0.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("3.4.0"),
-        "control": api.control(
-            "3.3.1 with the Trainer's default sampler", params={"sampler": "batch_sampler"}
-        ),
-    },
-)
 
 
 def never_shuffled(faults: Sequence[epochs.Fault], records: api.Records) -> bool:

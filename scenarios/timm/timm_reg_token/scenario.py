@@ -15,7 +15,6 @@ as a part of the head.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -26,51 +25,6 @@ REGISTERS, HEAD = "reg_token", "head.weight"
 TOKENS = ("cls_token", "pos_embed", REGISTERS)
 SHARE = 1e-4
 """The largest difference from rounding, as a fraction."""
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="of SGD, for the head")
-    layer_decay: float = api.knob(0.5, above=0, most=1, about="from a layer to the one before it")
-    weight_decay: float = api.knob(0.05, least=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "reg_token excluded from group_matcher()/no_weight_decay() in Eva and VisionTransformer",
-        "https://github.com/huggingface/pytorch-image-models/issues/2712",
-    ),
-    fix="https://github.com/huggingface/pytorch-image-models/pull/2713",
-    symptom="under layer-wise decay reg_token falls into the last group, with lr_scale 1, and it "
-    "receives weight decay, unlike cls_token and pos_embed",
-    trigger="a ViT with register tokens, and layer decay or weight decay",
-    remedy="set lr_scale and weight_decay of the group with reg_token to those of cls_token",
-    pins={"timm": "1.0.27"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code(
-            "timm makes the optimizer of a ViT with register tokens, with layer_decay or "
-            "weight_decay"
-        )
-    },
-    files=("timm/models/vision_transformer.py",),
-    releases="timm>=0.9.10",
-    absent=(api.Absent("timm<0.9.10", "register tokens came with 0.9.10"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.0.28"),
-        "control": api.control(
-            "1.0.27 without layer decay and weight decay",
-            params={"layer_decay": 1.0, "weight_decay": 0.0},
-        ),
-        "decayed": api.expect_symptom(
-            about="1.0.27 with weight decay alone: the registers decay", params={"layer_decay": 1.0}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -15,7 +15,6 @@ asks for no ban.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -23,16 +22,6 @@ from harness.bugs import api
 WIDTH = 32
 FAR = 0.01
 """Gradients that are further from each other, in parts of their norm, do not differ by rounding."""
-
-
-@dataclass
-class Params(api.Knobs):
-    budget: float = api.knob(0.1, least=0, about="activation_memory_budget, from 0 to 1")
-    dropout: float = api.knob(0.5, least=0, about="the probability, below 1")
-    layers: int = api.knob(4, least=1, about="linear layers, each with dropout")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-    rows: int = api.knob(12, least=1, unit="rows", about="in a batch")
 
 
 def save_random(function: Any) -> api.Edits:
@@ -49,49 +38,6 @@ def save_random(function: Any) -> api.Edits:
             left=cst.ensure_type(condition, cst.CompIf).test, operator=cst.Or(), right=random
         )
         yield condition, condition.with_changes(test=either)
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/_functorch/partitioners.py",
-    scope="choose_saved_values_set",
-    edit=save_random,
-    about="our remedy: dropout must be saved (inductor draws by seeds, and needs more)",
-    fits="torch>=2.13",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Memory-budget partitioner recomputes RNG ops with fresh randomness in backward, silently "
-        "corrupting gradients at any activation_memory_budget < 1.0",
-        "https://github.com/pytorch/pytorch/issues/190758",
-        "https://github.com/pytorch/pytorch/issues/190717",
-    ),
-    fix="proposed upstream, not merged as of torch 2.15.0: "
-    "https://github.com/pytorch/pytorch/pull/191684",
-    symptom="silently wrong gradients: the mask of the backward is not that of the forward",
-    trigger="torch.compile with activation_memory_budget below 1, and dropout",
-    remedy="leave activation_memory_budget at 1, or train without dropout",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.4",
-    absent=(api.Absent("torch<2.4", "it has no activation_memory_budget"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code("activation_memory_budget is below 1, and the model has dropout")
-    },
-    files=("torch/_functorch/partitioners.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "zero": api.expect_symptom(
-            about="a budget of 0, which keeps the inputs alone", params={"budget": 0.0}
-        ),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release with a budget of 1", params={"budget": 1.0}),
-        "whole": api.control("the release without dropout", params={"dropout": 0.0}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -16,27 +16,11 @@ copies, so that path is right (variant ``by_id``); in 2.6 both paths had the bug
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from harness.bugs import api
-
-FITS = "torch>=2.7"
-"""Releases whose stager copies all tensors."""
-
-
-@dataclass
-class Params(api.Knobs):
-    path: str = api.knob(
-        "writer",
-        choices=("writer", "id"),
-        about="by which async_save gets the folder: storage_writer or checkpoint_id",
-    )
-    wait: bool = api.knob(False, about="for the file before the next step")
-    steps: int = api.knob(3, least=1, about="with a checkpoint after each")
-    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
 def only_moved(function: Any) -> api.Edits:
@@ -49,51 +33,6 @@ def only_moved(function: Any) -> api.Edits:
     for node in m.findall(function, m.If(test=m.UnaryOperation(m.Not()))):
         block = cst.IndentedBlock([cst.parse_statement(code)])
         yield node, cst.ensure_type(node, cst.If).with_changes(body=block)
-
-
-UNCOPIED = api.Defect(
-    name="cpu_tensors_not_copied",
-    upstream="torch",
-    file="torch/distributed/checkpoint/staging.py",
-    scope="BlockingAsyncStager.stage",
-    edit=only_moved,
-    about="as in 2.6, the stager moves the state to the CPU, and does not copy what is there",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/144657",),
-    fix="torch 2.7.0",
-    symptom="async_save does not copy tensors that are on the CPU, so the checkpoint has later "
-    "values",
-    trigger="dcp.async_save of tensors on the CPU, which change before the file is written",
-    remedy="wait for the result of async_save before the next step, or save a copy",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.3",
-    absent=(
-        api.Absent(
-            "torch<2.3", "async_save came with 2.3.0", "https://pytorch.org/blog/pytorch2-3/"
-        ),
-    ),
-    named_by=("attest: pytorch/pytorch#144657",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("dcp.async_save gets tensors that are on the CPU")},
-    variants={
-        "buggy": api.expect_symptom(
-            about="the release with 2.6's stager, through storage_writer", defects=(UNCOPIED,)
-        ),
-        "fixed": api.expect_clean(about="the release as published"),
-        "control": api.control(
-            "2.6's stager; each step waits for the file", params={"wait": True}, defects=(UNCOPIED,)
-        ),
-        "by_id": api.expect_clean(
-            about="2.6's stager; through checkpoint_id, where the release has another one",
-            params={"path": "id"},
-            defects=(UNCOPIED,),
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -17,34 +17,11 @@ and ``kept``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common.line_edits import calling, followed
 from scenarios.torch import _resumed as resumed
-
-FITS = "torch>=2.4"
-"""Releases whose ``load`` gives back what it has loaded."""
-
-
-@dataclass
-class Params(api.Knobs):
-    lr: float = api.knob(1.0, above=0, about="learning rate of the constructor")
-    saved: float = api.knob(0.25, above=0, about="learning rate when the checkpoint is saved")
-    done: int = api.knob(3, least=1, about="steps before the checkpoint, each an epoch")
-    more: int = api.knob(3, least=1, about="steps after it")
-    form: str = api.knob(
-        "dicts",
-        choices=("dicts", "stateful"),
-        about="of what is saved; stateful is an object with state_dict and load_state_dict",
-    )
-    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-
-    @property
-    def rates(self) -> list[float]:
-        """The rate of each step of the whole run: lowered in the last one before the checkpoint."""
-        return [self.lr] * (self.done - 1) + [self.saved] * (self.more + 1)
 
 
 def dicts_copied(function: Any) -> api.Edits:
@@ -63,64 +40,9 @@ def not_given_back(function: Any) -> api.Edits:
         yield node, cst.ensure_type(node, cst.If).with_changes(orelse=None)
 
 
-COPIED = api.Defect(
-    upstream="torch",
-    file="torch/distributed/checkpoint/planner_helpers.py",
-    scope="_init_state_dict",
-    edit=dicts_copied,
-    about="as in 2.3, nested dicts are replaced by new ones before anything is loaded into them",
-    fits=FITS,
-)
-KEPT = api.Defect(
-    upstream="torch",
-    file="torch/distributed/checkpoint/state_dict_loader.py",
-    scope="load",
-    edit=not_given_back,
-    about="as in 2.3, load does not give back the dicts that it has loaded into",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/129079",),
-    fix="torch 2.4.0",
-    symptom="after dcp.load and set_state_dict the optimizer has the learning rate of its "
-    "constructor, not the saved one",
-    trigger="dcp.load of a state with numbers in nested dicts, such as an optimizer's",
-    remedy="save and load an object that has state_dict and load_state_dict",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.2",
-    absent=(
-        api.Absent(
-            "torch<2.2",
-            "it has no dcp.load(), and load_state_dict() fills the caller's dicts",
-            "https://github.com/pytorch/pytorch/blob/v2.1.2/torch/distributed/checkpoint/"
-            "default_planner.py",
-        ),
-    ),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("an optimizer's state is loaded with dcp.load")},
-    launches=("whole", "resumed"),
-    variants={
-        "buggy": api.expect_symptom(
-            about="the release with both edits: numbers are loaded into new dicts, and lost",
-            defects=(COPIED, KEPT),
-        ),
-        "fixed": api.expect_clean(about="the release as published"),
-        "control": api.control(
-            "both edits, with a rate that is the constructor's and an epoch that is 0",
-            params={"saved": 1.0, "done": 1},
-            defects=(COPIED, KEPT),
-        ),
-        "stateful": api.control(
-            "both edits, with an object that has state_dict and load_state_dict",
-            params={"form": "stateful"},
-            defects=(COPIED, KEPT),
-        ),
-        "copied": api.expect_clean(about="the first edit alone", defects=(COPIED,)),
-        "kept": api.expect_clean(about="the second edit alone", defects=(KEPT,)),
-    },
-)
+def rates(params: Any) -> list[float]:
+    """The rate of each step of the whole run: lowered in the last one before the checkpoint."""
+    return [params.lr] * (params.done - 1) + [params.saved] * (params.more + 1)
 
 
 def plan(at: api.Position) -> api.Plan:
@@ -173,7 +95,7 @@ def run(ctx: api.Context) -> None:
         )
     for step in range(start, p.done + p.more + 1):
         if ctx.launch == "whole" and step <= p.done:
-            optimizer.param_groups[0]["lr"] = p.rates[step - 1]
+            optimizer.param_groups[0]["lr"] = rates(p)[step - 1]
         loss = linear.loss(model(inputs), labels) / 10  # stable at a rate of 1
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,6 @@ makes its hooks anew after each such change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -24,22 +23,6 @@ from scenarios.common import unreduced
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FITS = "torch>=2.6"
-"""Releases in which DDP makes its hooks as the remedy expects."""
-
-
-@dataclass
-class Params(api.Knobs):
-    change: str = api.knob(
-        "double_and_back",
-        choices=("double_and_back", "emptied", "same", "before"),
-        about="of the wrapped module: another type and back; no data, and then its weights again; "
-        "a move to where it is; or another type and back before it is wrapped",
-    )
-    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = api.knob(4, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
 HOOKS_ANEW = """
@@ -59,59 +42,6 @@ def hooks_anew(tree: Any) -> api.Edits:
 
     method = cst.parse_statement(HOOKS_ANEW)
     yield tree.body, tree.body.with_changes(body=[*tree.body.body, method])
-
-
-REMEDY = api.Defect(
-    name="hooks_anew",
-    upstream="torch",
-    file="torch/nn/parallel/distributed.py",
-    scope="DistributedDataParallel",
-    edit=hooks_anew,
-    about="our remedy: DDP makes its reducer and hooks anew after a move or a change of type",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "DDP: moving model to CPU and back to GPU breaks gradient synchronization",
-        "https://github.com/pytorch/pytorch/issues/104336",
-        "https://github.com/Lightning-AI/pytorch-lightning/issues/17937",
-    ),
-    fix="none upstream as of torch 2.13.0",
-    symptom="after a move of the wrapped model, backward does not average gradients between the "
-    "ranks; no warning and no error",
-    trigger="a module in DistributedDataParallel whose parameters change their type or device, "
-    "even if the change is undone",
-    remedy="convert and move the module before you wrap it, or wrap it again",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.0",
-    named_by=("traincheck: pytorch/pytorch#104336",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("a module is moved or cast after it was wrapped in DDP"),
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "the release, with the change before the module is wrapped", params={"change": "before"}
-        ),
-        "same": api.control(
-            "the release, with a move to where the module is", params={"change": "same"}
-        ),
-        "emptied": api.expect_symptom(
-            about="the release, with to_empty() and a load of the weights",
-            params={"change": "emptied"},
-        ),
-        "fixed_emptied": api.expect_clean(
-            about="our remedy, with to_empty() and a load of the weights",
-            params={"change": "emptied"},
-            defects=(REMEDY,),
-        ),
-    },
-)
 
 
 def changed(at: api.Position) -> api.Plan:

@@ -28,22 +28,6 @@ from scenarios.common import unreduced
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FITS = "torch>=2.6"
-"""Releases in which DDP arranges the first reduction as the remedy expects."""
-
-
-@dataclass
-class Params(api.Knobs):
-    output: str = api.knob(
-        "dataclass",
-        choices=("dataclass", "plain_class", "tuple", "tensor"),
-        about="of the module's forward",
-    )
-    static_graph: bool = api.knob(True, about="of DistributedDataParallel")
-    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = api.knob(4, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
-
 
 HOOKS = """
 if torch.is_grad_enabled() and self.static_graph:
@@ -70,61 +54,6 @@ def hooks_on_outputs(function: Any) -> api.Edits:
             yield node, cst.FlattenSentinel([*added, node])
 
 
-REMEDY = api.Defect(
-    name="hooks_on_all_outputs",
-    upstream="torch",
-    file="torch/nn/parallel/distributed.py",
-    scope="DistributedDataParallel._post_forward",
-    edit=hooks_on_outputs,
-    about="our remedy: a hook on each output tensor that _find_tensors finds, in dataclasses too, "
-    "arranges the first reduction",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/106690",),
-    fix="none upstream as of torch 2.15.0",
-    symptom="with static_graph=True and outputs in a dataclass the gradients are not synchronised",
-    trigger="DistributedDataParallel(static_graph=True) over a module that returns a dataclass, or "
-    "an object of any class that is not a pytree",
-    remedy="return a tensor, a tuple or a dict, or register the dataclass as a pytree",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.0",
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("a module returns a dataclass under DDP with static_graph=True"),
-    },
-    seen={
-        "torch.nn.parallel.distributed.DistributedDataParallel": api.needed({"static_graph": True})
-    },
-    present=(
-        api.Present(
-            "torch>=1.13,<2",
-            "the output is flattened as a pytree, where a dataclass is a leaf",
-            "https://github.com/pytorch/pytorch/blob/v1.13.0/torch/nn/parallel/distributed.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release, with a tensor as output", params={"output": "tensor"}),
-        "tuple": api.control("the release, with a tuple as output", params={"output": "tuple"}),
-        "dynamic": api.control(
-            "the release, with a dataclass and without static_graph", params={"static_graph": False}
-        ),
-        "plain_class": api.expect_symptom(
-            about="the release, with an object of a plain class as output",
-            params={"output": "plain_class"},
-        ),
-        "fixed_plain_class": api.expect_symptom(
-            about="our remedy does not enter an object of a plain class",
-            params={"output": "plain_class"},
-            defects=(REMEDY,),
-        ),
-    },
-)
 TYPES = {"dataclass": "Output", "plain_class": "Plain", "tuple": "tuple", "tensor": "Tensor"}
 """The name of the output's type."""
 

@@ -14,7 +14,6 @@ device, the kernel divides, and the results agree. Torch keeps this behaviour fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -24,45 +23,6 @@ NINTH = {"host": 7.94328212738037109375, "device": 7.94328308105468750000}
 """10 ** (9 / 10) in float32."""
 QUOTIENT = {"host": "0x3f666666", "device": "0x3f666667"}
 """9 / 10 in float32, as bits."""
-
-
-@dataclass
-class Params(api.Knobs):
-    divisor: str = api.knob(
-        "number", choices=("number", "tensor"), about="a plain number, or a tensor on the device"
-    )
-    device: str = api.knob(
-        "cuda", choices=("cuda", "cpu"), about="the device compared with the CPU"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
-        "https://github.com/microsoft/DeepSpeed/issues/4932",
-        "https://github.com/pytorch/pytorch/issues/191495",
-        "https://github.com/pytorch/pytorch/issues/186618",
-    ),
-    fix="none: torch keeps it so for speed",
-    symptom="10 ** (torch.arange(0, 10) / 10) ends in 7.94328212738037109375 on the CPU and in "
-    "7.94328308105468750000 on CUDA",
-    trigger="values computed on a GPU and compared bit by bit with those of the CPU",
-    remedy="divide by a tensor on the device, and compare with a tolerance",
-    pins={},
-    harm="wrong metric",
-    visibility="silent",
-    ranks=1,
-    lanes=(api.Lane.GPU,),
-    variants={
-        "buggy": api.expect_symptom(about="divided by the number 10"),
-        "fixed": api.expect_clean(
-            about="divided by a tensor on the device", params={"divisor": "tensor"}
-        ),
-        "control": api.control(
-            "divided by the number 10, on the CPU both times", params={"device": "cpu"}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -33,27 +33,6 @@ if TYPE_CHECKING:
 FEATURES, OUTPUTS = 16, 4
 
 
-@dataclass
-class Params(api.Knobs):
-    loss: str = api.knob(
-        "mse_loss",
-        choices=(
-            "mse_loss",
-            "binary_cross_entropy",
-            "smooth_l1_loss",
-            "huber_loss",
-            "soft_margin_loss",
-            "written_out",
-        ),
-        about="of torch.nn.functional; written_out is the mean of the squares",
-    )
-    reduction: str = api.knob("mean", choices=("mean", "sum"), about="of the loss")
-    split: bool = api.knob(True, about="by rows; otherwise each rank has all rows")
-    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.05, above=0, about="learning rate of SGD")
-
-
 # An argument that has its default, as the mean of binary_cross_entropy, is not in args_schema.
 WHOLE = """
 if 1 in [
@@ -72,60 +51,6 @@ if 1 in [
 def whole_for_mean(function: Any) -> api.Edits:
     """For an operation that divides by a number of elements, all ranks get the whole tensors."""
     yield from followed(setting(function, "candidate_placements"), WHOLE.strip())
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/distributed/tensor/_decompositions.py",
-    scope="DecompShardingStrategy.propagate_strategy",
-    edit=whole_for_mean,
-    about="our remedy: a rule that is derived for an operation with a mean asks for whole tensors",
-    fits="torch>=2.11",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report about these losses; one of a wrong mean with another cause",
-        "https://github.com/pytorch/pytorch/issues/162692",
-        "https://github.com/pytorch/pytorch/pull/171652",
-    ),
-    fix="none as of torch 2.15.0",
-    symptom="the gradient of a mean mse_loss of split DTensors is multiplied by the number of "
-    "ranks",
-    trigger="a mean mse_loss, binary_cross_entropy, smooth_l1_loss, huber_loss or soft_margin_loss "
-    "of DTensors that are split over the ranks",
-    remedy="write the loss out, as (a - b).square().mean()",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.11",
-    absent=(api.Absent("torch<2.11", "it refuses these losses of DTensors"),),
-    harm="ruins training",
-    visibility="silent",
-    known_upstream=False,
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("mse_loss or a loss like it gets DTensors that are split"),
-    },
-    seen={"torch.distributed.tensor.DTensor": api.NEEDED},
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release, with all rows on each rank", params={"split": False}),
-        "written_out": api.control(
-            "the release, with the mean of the squares", params={"loss": "written_out"}
-        ),
-        "sum": api.control(
-            "the release, with a sum instead of a mean", params={"reduction": "sum"}
-        ),
-        "smooth_l1": api.expect_symptom(
-            about="the release, with smooth_l1_loss", params={"loss": "smooth_l1_loss"}
-        ),
-        "fixed_smooth_l1": api.expect_clean(
-            about="our remedy, with smooth_l1_loss",
-            params={"loss": "smooth_l1_loss"},
-            defects=(REMEDY,),
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)
@@ -207,7 +132,7 @@ def run(ctx: api.Context) -> None:
         )
 
 
-def _loss(p: Params, predictions: Tensor, labels: Tensor) -> Tensor:
+def _loss(p: Any, predictions: Tensor, labels: Tensor) -> Tensor:
     """The loss, of plain tensors or of DTensors."""
     from torch.nn import functional
 

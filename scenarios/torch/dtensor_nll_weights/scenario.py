@@ -41,18 +41,6 @@ ROUNDING = 1e-5
 """How far (as a fraction) a loss may be from another."""
 
 
-@dataclass
-class Params(api.Knobs):
-    weigh: str = api.knob(
-        "classes",
-        choices=("classes", "ignored", "none"),
-        about="of rows: by class weights, by ignore_index, or all alike",
-    )
-    reduction: str = api.knob("mean", choices=("mean", "sum"), about="of cross_entropy")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.05, above=0, about="learning rate of SGD")
-
-
 def gathered_for_mean(function: Any) -> api.Edits:
     """For a mean, the rule asks for all rows on each rank; the target follows the input."""
     whole = "tuple([Replicate()] * mesh.ndim)"
@@ -60,58 +48,9 @@ def gathered_for_mean(function: Any) -> api.Edits:
     yield from wrapped(function, "replicate_reduction_dims", f"{whole} if {mean} else _")
 
 
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/distributed/tensor/_ops/_math_ops.py",
-    scope="nll_loss_forward_strategy",
-    edit=gathered_for_mean,
-    about="our remedy, as 2.15.0 does it: for a mean each rank gets all rows",
-    fits="torch>=2.6,<2.15",
-)
-
-
 def weighed(name: str) -> dict[str, Any]:
     """The parameters of a variant whose rows are weighed in another way."""
     return {"weigh": name}
-
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/185167",),
-    fix="torch 2.15.0, https://github.com/pytorch/pytorch/pull/179203",
-    symptom="nll_loss with class weights and reduction='mean' over a sharded batch of a DTensor "
-    "returns a wrong result",
-    trigger="a mean cross_entropy of a DTensor that is split by rows, if its parts weigh "
-    "differently",
-    remedy="sum the losses and the weights, and divide the sums; or compute the loss on gathered "
-    "logits",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.3",  # 2.2 has another fault: each rank's own loss is taken for the whole
-    absent=(api.Absent("torch<2.2", "its DTensors refuse this loss"),),
-    harm="wrong metric",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code(
-            "cross_entropy with class weights or ignore_index gets a split DTensor"
-        ),
-    },
-    seen={"torch.distributed.tensor.DTensor": api.NEEDED},
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release, without class weights", params=weighed("none")),
-        "sum": api.control(
-            "the release, with a sum instead of a mean", params={"reduction": "sum"}
-        ),
-        "ignored": api.expect_symptom(
-            about="the release, with ignored rows instead of class weights",
-            params=weighed("ignored"),
-        ),
-        "fixed_ignored": api.expect_clean(
-            about="our remedy, with ignored rows", params=weighed("ignored"), defects=(REMEDY,)
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

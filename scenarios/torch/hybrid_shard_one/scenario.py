@@ -17,7 +17,6 @@ FSDP1. The fixed variant is our remedy: the strategy is kept if there are severa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +25,6 @@ from scenarios.common import unreduced
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FITS = "torch>=2.6"
-"""Releases in which FSDP replaces the strategy as the remedy expects."""
-
-
-@dataclass
-class Params(api.Knobs):
-    strategy: str = api.knob(
-        "HYBRID_SHARD",
-        choices=("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"),
-        about="of FullyShardedDataParallel",
-    )
-    shards: int = api.knob(1, least=1, about="ranks in a sharding group; the others are replicas")
-    rows: int = api.knob(8, least=2, multiple=2, unit="rows", about="in a global batch")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="learning rate of SGD")
 
 
 def unless_replicated(function: Any) -> api.Edits:
@@ -57,64 +40,6 @@ def unless_replicated(function: Any) -> api.Edits:
         code = cst.Module([]).code_for_node(cst.ensure_type(test, cst.Comparison))
         replicas = template.format("state._inter_node_pg.size() > 1")
         yield test, cst.parse_expression(f"({code} {replicas})")
-
-
-REMEDY = api.Defect(
-    name="hybrid_kept_with_replicas",
-    upstream="torch",
-    file="torch/distributed/fsdp/_init_utils.py",
-    scope="_init_core_state",
-    edit=unless_replicated,
-    about="our remedy: a hybrid strategy is kept if there are several replicas",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "https://github.com/pytorch/pytorch/issues/154888",
-        "https://github.com/verl-project/verl/issues/7493",
-    ),
-    fix="none as of torch 2.15.0: upstream plans none for FSDP1",
-    symptom="with HYBRID_SHARD and a sharding group of one rank FSDP switches to NO_SHARD, and "
-    "gradients are not synchronised between the ranks",
-    trigger="FSDP1 with a hybrid strategy and one rank in each sharding group",
-    remedy="use DistributedDataParallel, or NO_SHARD without a mesh, or FSDP2",
-    pins={"torch": "2.13.0"},
-    named_by=("reference: PAR.06",),
-    releases="torch>=2.1",  # the FSDP of older ones needs a GPU
-    absent=(api.Absent("torch<2", "its FSDP has no HYBRID_SHARD"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("FSDP1 has HYBRID_SHARD, and each sharding group has one rank"),
-    },
-    seen={
-        "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": {
-            "_inter_node_pg": api.exists(),  # only a hybrid strategy makes such a group
-            "sharding_strategy._name_": "NO_SHARD",
-        }
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "the release, with both ranks in one sharding group", params={"shards": 2}
-        ),
-        "no_shard": api.control(
-            "the release, with NO_SHARD and without a mesh", params={"strategy": "NO_SHARD"}
-        ),
-        "zero2": api.expect_symptom(
-            about="the release, with _HYBRID_SHARD_ZERO2",
-            params={"strategy": "_HYBRID_SHARD_ZERO2"},
-        ),
-        "fixed_zero2": api.expect_clean(
-            about="the release with our remedy and _HYBRID_SHARD_ZERO2",
-            params={"strategy": "_HYBRID_SHARD_ZERO2"},
-            defects=(REMEDY,),
-        ),
-    },
-)
 
 
 def own_divided(step: unreduced.Step, records: api.Records) -> bool:

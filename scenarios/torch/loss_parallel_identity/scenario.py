@@ -28,22 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FEATURES = 16
-FILE = "torch/distributed/tensor/parallel/loss.py"
-FITS = "torch>=2.6"
-"""Releases in which both functions are as the remedy expects them."""
-
-
-@dataclass
-class Params(api.Knobs):
-    loss: str = api.knob(
-        "distillation",
-        choices=("distillation", "cross_entropy"),
-        about="on the logits; distillation is the cross-entropy with a teacher's probabilities",
-    )
-    classes: int = api.knob(8, least=2, multiple=2, about="number of logits, split over the ranks")
-    rows: int = api.knob(4, least=1, unit="rows", about="the same in all steps and on all ranks")
-    steps: int = api.knob(3, least=1, about="number of steps")
-    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
 def own_backward(function: Any) -> api.Edits:
@@ -67,60 +51,6 @@ def nll_alone(function: Any) -> api.Edits:
             cst.ensure_type(node, cst.Return).value,
             cst.parse_expression("grad_input * grad_output"),
         )
-
-
-REMEDY = (
-    api.Defect(
-        name="log_softmax_has_its_backward",
-        upstream="torch",
-        file=FILE,
-        scope="_log_softmax_backward_handler",
-        edit=own_backward,
-        about="our remedy, as upstream's open pull request 191606: log_softmax computes its own "
-        "backward",
-        fits=FITS,
-    ),
-    api.Defect(
-        name="nll_loss_without_softmax",
-        upstream="torch",
-        file=FILE,
-        scope="_nll_loss_and_log_softmax_backward",
-        edit=nll_alone,
-        about="our remedy, second part: the backward of nll_loss leaves the softmax to log_softmax",
-        fits=FITS,
-    ),
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/190746",),
-    fix="none upstream as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/191606 is open",
-    symptom="inside loss_parallel() the gradient of a log_softmax that is not followed by nll_loss "
-    "is that of the identity",
-    trigger="a loss with log_softmax other than cross_entropy, inside loss_parallel()",
-    remedy="compute such a loss outside of loss_parallel(), or on gathered logits",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.3",
-    absent=(api.Absent("torch<2.3", "it has no loss_parallel()"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "tensor_parallel": api.above(1),
-        "code": api.by_code("a loss other than cross_entropy is computed inside loss_parallel()"),
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(
-            about="the release with our remedy: both functions compute their own backward",
-            defects=REMEDY,
-        ),
-        "control": api.control("the release, with cross_entropy", params={"loss": "cross_entropy"}),
-        "fixed_control": api.control(
-            "the release with our remedy, with cross_entropy",
-            params={"loss": "cross_entropy"},
-            defects=REMEDY,
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

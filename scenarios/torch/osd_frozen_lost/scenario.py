@@ -13,34 +13,16 @@ the weight requires a gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.common import continued
 
 
-@dataclass
-class Params(api.Knobs):
-    frozen: str = api.knob(
-        "before",
-        choices=("before", "after", "never"),
-        about="when the first layer is frozen: before the load, after it, or never",
-    )
-    done: int = api.knob(20, least=1, unit="steps", about="before the save, with nothing frozen")
-    pause: int = api.knob(2, least=1, unit="steps", about="after the save with the layer frozen")
-    more: int = api.knob(5, least=2, unit="steps", about="after the save")
-    lr: float = api.knob(0.01, above=0, about="of Adam")
-    rows: int = api.knob(4, least=1, unit="rows", about="in a batch")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pause >= self.more:
-            raise ValueError("pause must be less than more: the layer is unfrozen after it")
-
-
-FITS = "torch>=2.6"
-"""Releases whose function the remedy fits."""
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.pause >= params.more:
+        raise ValueError("pause must be less than more: the layer is unfrozen after it")
 
 
 def by_checkpoint(function: Any) -> api.Edits:
@@ -51,47 +33,6 @@ def by_checkpoint(function: Any) -> api.Edits:
     for node in m.findall(function, m.If(m.Attribute(attr=m.Name("requires_grad")))):
         test = cst.parse_expression("param.requires_grad or fqn in optim_state_dict['state']")
         yield node, cst.ensure_type(node, cst.If).with_changes(test=test)
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/distributed/checkpoint/state_dict.py",
-    scope="_split_optim_state_dict",
-    edit=by_checkpoint,
-    about="our remedy, with the effect of upstream's pull request 192307: the state of a weight is "
-    "loaded if the checkpoint has it",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "[DCP] Optimizer states for frozen parameters are dropped during loading and prevent "
-        "partial state initialization",
-        "https://github.com/pytorch/pytorch/issues/192202",
-    ),
-    fix="https://github.com/pytorch/pytorch/pull/192307 is in no release as of torch 2.15.0",
-    symptom="set_optimizer_state_dict silently drops the saved state of parameters that were "
-    "trained and later frozen",
-    trigger="set_optimizer_state_dict or set_state_dict while weights are frozen that were trained "
-    "before, and that are trained again later",
-    remedy="load the optimizer's state first, and freeze the weights afterwards",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.2",
-    absent=(api.Absent("torch<2.2", "it has no checkpoint.state_dict"),),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("a part of the model is frozen when the optimizer is loaded")},
-    ranks=1,
-    launches=continued.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release, nothing is frozen", params={"frozen": "never"}),
-        "after": api.control(
-            "the release, the layer is frozen after the load", params={"frozen": "after"}
-        ),
-    },
-)
 
 
 def begun_anew(

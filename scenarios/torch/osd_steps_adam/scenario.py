@@ -12,7 +12,6 @@ optimizer's ``step``. That leaves the weights and moments as they are, but not t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -21,69 +20,12 @@ from scenarios.deepspeed import _stepped_at_init as init
 
 TOLERANCE = 1e-3
 """How far weights may be from plain torch's, in learning rates: Adam's step is about one."""
-FITS = "torch>=2.6"
-"""Releases whose function the remedy fits."""
-
-
-@dataclass
-class Params(api.Knobs):
-    asked: str = api.knob(
-        "before",
-        choices=("before", "after", "never"),
-        about="when the state is asked for: before or after the first step",
-    )
-    steps: int = api.knob(5, least=2, about="of training")
-    lr: float = api.knob(0.01, above=0, about="of Adam")
-    rows: int = api.knob(64, least=2, multiple=2, unit="rows", about="in a global batch")
 
 
 def counts_reset(function: Any) -> api.Edits:
     """After the empty step, each count of steps is 0 again."""
     counts = "[state['step'] for state in optim.state.values() if 'step' in state]"
     yield from followed(calling(function, "step"), f"for count in {counts}: count.zero_()")
-
-
-REMEDY = api.Defect(
-    name="counts_reset",
-    upstream="torch",
-    file="torch/distributed/checkpoint/state_dict.py",
-    scope="_init_optim_state",
-    edit=counts_reset,
-    about="our remedy: the count of steps is 0 again after the empty step",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "get_optimizer_state_dict modifies optimizer state",
-        "https://github.com/pytorch/pytorch/issues/164929",
-    ),
-    fix="none upstream as of torch 2.13.0",
-    symptom="after get_optimizer_state_dict of a new optimizer, the next step of AdamW gives other "
-    "weights than without the call",
-    trigger="get_optimizer_state_dict, get_state_dict or a load through them before the first "
-    "step of an optimizer that counts its steps, such as Adam",
-    remedy="ask for the state after the first step, or set each count of optimizer.state to 0",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.2",
-    absent=(api.Absent("torch<2.2", "it has no checkpoint.state_dict"),),
-    named_by=("attest: pytorch/pytorch#164929",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code("get_optimizer_state_dict is called before the optimizer's first step")
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "the release, and nobody asks for the state", params={"asked": "never"}
-        ),
-        "after": api.control(
-            "the release, with the state asked for after the first step", params={"asked": "after"}
-        ),
-    },
-)
 
 
 def ahead(step: api.Record) -> bool:

@@ -27,36 +27,8 @@ from harness.bugs import api
 from scenarios.common import applied, plain_loss
 from scenarios.common.line_edits import calling, left_out
 
-FITS = "torch>=2.9"
-"""Releases in which both functions are as the remedy expects them. 2.6 has no scale_grads."""
-
-
 if TYPE_CHECKING:
     from scenarios.common.plain_torch import Plain
-
-
-@dataclass
-class Params(api.Knobs):
-    schedule: str = api.knob(
-        "1F1B",
-        choices=(
-            "GPipe",
-            "1F1B",
-            "Interleaved1F1B",
-            "LoopedBFS",
-            "InterleavedZeroBubble",
-            "ZBVZeroBubble",
-        ),
-        about="of the pipeline; the first two have one stage on each rank, the others two",
-    )
-    calls: int = api.knob(2, least=1, about="of schedule.step() before a step of the optimizer")
-    micro_batches: int = api.knob(4, least=2, about="in a call")
-    scale_grads: bool = api.knob(
-        True, about="of the schedule; otherwise the loss is divided instead"
-    )
-    rows: int = api.knob(2, least=1, unit="rows", about="in a micro-batch")
-    steps: int = api.knob(3, least=1, about="of the optimizer")
-    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
 def loss_divided(function: Any) -> api.Edits:
@@ -77,92 +49,9 @@ def gradients_kept(function: Any) -> api.Edits:
     yield from left_out(calling(function, "div_"))
 
 
-REMEDY = (
-    api.Defect(
-        upstream="torch",
-        file="torch/distributed/pipelining/schedules.py",
-        scope="_PipelineSchedule._maybe_get_loss",
-        edit=loss_divided,
-        about="our remedy: the loss of each micro-batch is divided by their number",
-        fits=FITS,
-    ),
-    api.Defect(
-        upstream="torch",
-        file="torch/distributed/pipelining/stage.py",
-        scope="_PipelineStageBase.scale_grads",
-        edit=gradients_kept,
-        about="our remedy, second part: accumulated gradients are not divided",
-        fits=FITS,
-    ),
-)
-
-
 def on(schedule: str) -> dict[str, Any]:
     """The parameters of a variant with another schedule."""
     return {"schedule": schedule}
-
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/torchtitan/issues/1733",),
-    fix="none upstream as of torch 2.15.0; torchtitan avoids it since "
-    "https://github.com/pytorch/torchtitan/pull/1732",
-    symptom="with scale_grads=True the accumulated gradient is an exponential average of the calls "
-    "instead of their sum",
-    trigger="several calls of schedule.step() for one step of the optimizer, and scale_grads=True",
-    remedy="pass scale_grads=False, and divide the loss by the micro-batches of all calls",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.7",
-    absent=(api.Absent("torch<2.7", "its schedules have no scale_grads"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "pipeline_parallel": api.above(1),
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code(
-            "schedule.step() is called several times, and scale_grads is not False"
-        ),
-    },
-    seen={
-        "torch.distributed.pipelining.schedules._PipelineSchedule": api.needed(
-            {"scale_grads": True}
-        )
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=REMEDY),
-        "control": api.control("the release, with one call for each step", params={"calls": 1}),
-        "unscaled": api.control(
-            "the release, with scale_grads=False and a loss that is divided as a whole",
-            params={"scale_grads": False},
-        ),
-        "interleaved": api.expect_symptom(
-            about="the release, with Interleaved1F1B", params=on("Interleaved1F1B")
-        ),
-        "zero_bubble": api.expect_symptom(
-            about="the release, with InterleavedZeroBubble", params=on("InterleavedZeroBubble")
-        ),
-        "fixed_gpipe": api.expect_clean(
-            about="our remedy, with GPipe", params=on("GPipe"), defects=REMEDY
-        ),
-        "fixed_interleaved": api.expect_clean(
-            about="our remedy, with Interleaved1F1B", params=on("Interleaved1F1B"), defects=REMEDY
-        ),
-        "fixed_looped": api.expect_clean(
-            about="our remedy, with LoopedBFS", params=on("LoopedBFS"), defects=REMEDY
-        ),
-        "fixed_zero_bubble": api.expect_clean(
-            about="our remedy, with InterleavedZeroBubble",
-            params=on("InterleavedZeroBubble"),
-            defects=REMEDY,
-        ),
-        "fixed_v": api.expect_clean(
-            about="our remedy, with ZBVZeroBubble", params=on("ZBVZeroBubble"), defects=REMEDY
-        ),
-        "fixed_unscaled": api.control(
-            "our remedy, with scale_grads=False", params={"scale_grads": False}, defects=REMEDY
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

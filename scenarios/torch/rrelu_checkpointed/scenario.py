@@ -14,23 +14,11 @@ checkpointing does not stop early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
 WIDTH = 8
-
-
-@dataclass
-class Params(api.Knobs):
-    reentrant: bool = api.knob(False, about="use_reentrant of the checkpointing")
-    early_stop: bool = api.knob(True, about="whether a recomputation may stop early, the default")
-    last: bool = api.knob(True, about="whether RReLU is the last operation of a block")
-    blocks: int = api.knob(2, least=1, about="of the model, each of them checkpointed")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-    rows: int = api.knob(32, least=1, unit="rows", about="in a batch")
 
 
 def never_early(function: Any) -> api.Edits:
@@ -41,44 +29,6 @@ def never_early(function: Any) -> api.Edits:
     own = m.Assign([m.AssignTarget(m.Attribute(attr=m.Name("early_stop")))])
     for assignment in m.findall(function, own):
         yield assignment, assignment.with_changes(value=cst.Name("False"))
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/utils/checkpoint.py",
-    scope="_CheckpointFrame.__init__",
-    edit=never_early,
-    about="our remedy: the recomputation goes on to its end, and so fills the slopes",
-    fits="torch>=2.4",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Silent wrong gradients: nn.RReLU under non-reentrant checkpointing saves uninitialized "
-        "noise",
-        "https://github.com/pytorch/pytorch/issues/193671",
-    ),
-    fix="none upstream as of torch 2.15.0",
-    symptom="silently wrong gradients: the noise of RReLU is memory that was never initialised",
-    trigger="RReLU as the last operation of a block, checkpointed with use_reentrant=False",
-    remedy="checkpoint under torch.utils.checkpoint.set_checkpoint_early_stop(False)",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.1",
-    absent=(api.Absent("torch<2.1", "no recomputation stops early"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("a checkpointed block ends with RReLU")},
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release, RReLU is not last", params={"last": False}),
-        "reentrant": api.control("the release with use_reentrant=True", params={"reentrant": True}),
-        "whole": api.control(
-            "the release under set_checkpoint_early_stop(False)", params={"early_stop": False}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -18,7 +18,6 @@ constructor repeats the steps of the epochs that are done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -29,81 +28,11 @@ FACTOR, WARMUP, GAMMA = 0.1, 3, 0.9
 """A constant fraction of the rate for some epochs, then the whole rate with a decay."""
 
 
-@dataclass
-class Params(api.Knobs):
-    schedule: str = api.knob(
-        "sequential", choices=("sequential", "lambda"), about="SequentialLR, or one LambdaLR"
-    )
-    resume: str = api.knob(
-        "last_epoch",
-        choices=("last_epoch", "state_dict"),
-        about="how the scheduler learns where it is",
-    )
-    done: int = api.knob(
-        5, least=1, unit="epochs", about="before the interruption, of one step each"
-    )
-    more: int = api.knob(4, least=2, unit="epochs", about="after it")
-    lr: float = api.knob(1.0, above=0, about="learning rate of SGD, before the schedule")
-
-
 def steps_repeated(function: Any) -> api.Edits:
     """After the start at epoch 0, repeat the steps of the epochs that are done."""
     code = "for _ in range(last_epoch + 1): self.step()"
     quiet = "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n    " + code
     yield from followed(setting(function, "_last_lr"), "self.last_epoch = 0", quiet)
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/optim/lr_scheduler.py",
-    scope="SequentialLR.__init__",
-    edit=steps_repeated,
-    about="our remedy: the constructor repeats the steps of the epochs that are done",
-    fits="torch>=2.6",
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/162591",),
-    fix="none as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/171515 was closed",
-    symptom="with SequentialLR(last_epoch=N) a resumed training does not have the rate at which it "
-    "stopped",
-    trigger="SequentialLR(last_epoch=N), where epoch N + 1 has another rate than the first",
-    remedy="load the scheduler's state_dict instead of passing last_epoch",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.0",
-    harm="wrong resume",
-    visibility="silent",
-    settings={"code": api.by_code("a training is resumed with SequentialLR(last_epoch=N)")},
-    seen={"torch.optim.lr_scheduler.SequentialLR": api.NEEDED},
-    ranks=1,
-    launches=("whole", "resumed"),
-    present=(
-        api.Present(
-            "torch>=1.13,<2",
-            "the constructor starts the first scheduler in any case",
-            "https://github.com/pytorch/pytorch/blob/v1.13.0/torch/optim/lr_scheduler.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "the release, with the scheduler's state_dict", params={"resume": "state_dict"}
-        ),
-        "lambda": api.control(
-            "the release, with the same rates from one LambdaLR(last_epoch=N)",
-            params={"schedule": "lambda"},
-        ),
-        "in_warmup": api.control(
-            "the release, resumed while the first scheduler's rate is constant", params={"done": 2}
-        ),
-        "fixed_state_dict": api.control(
-            "our remedy, with the scheduler's state_dict",
-            params={"resume": "state_dict"},
-            defects=(REMEDY,),
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:
@@ -203,7 +132,7 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def _anew(p: Params) -> list[float]:
+def _anew(p: Any) -> list[float]:
     """The rates if epoch 0 is started, and the schedulers then take turns by the counter."""
     rate, rates = p.lr * FACTOR, []
     for epoch in range(p.done, p.done + p.more):

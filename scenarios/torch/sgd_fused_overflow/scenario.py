@@ -14,28 +14,9 @@ But ``step`` keeps the momentum, and so the next step is no longer the first one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-
-
-@dataclass
-class Params(api.Knobs):
-    fused: bool = api.knob(True, about="fused of SGD")
-    scale: float = api.knob(65536.0, above=0, about="with which GradScaler begins, torch's default")
-    growth: int = api.knob(
-        2000, least=1, unit="steps", about="after which the scale is doubled, torch's default"
-    )
-    steps: int = api.knob(8, least=2, about="of training")
-    lr: float = api.knob(0.05, above=0, about="of SGD")
-    momentum: float = api.knob(0.9, above=0, about="of SGD")
-    rows: int = api.knob(64, least=2, multiple=2, unit="rows", about="in a global batch")
-
-
-FILE = "torch/optim/sgd.py"
-FITS = "torch>=2.4"
-"""Releases whose SGD has a fused kernel for CPUs."""
 
 
 def with_zeros(function: Any) -> api.Edits:
@@ -45,53 +26,6 @@ def with_zeros(function: Any) -> api.Edits:
 
     for name in m.findall(function, m.Name("empty_like")):
         yield name, cst.Name("zeros_like")
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file=FILE,
-    scope="_fused_sgd",
-    edit=with_zeros,
-    about="our remedy: the momentum begins with zeros, so that a later step adds the gradient to 0",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "unknown to torch's maintainers: see report.md. A project that uses torch found it: "
-        "Never fuse SGD: fused SGD corrupts momentum on scaler-skipped overflow steps",
-        "https://github.com/LibreYOLO/libreyolo/pull/771",
-    ),
-    fix="none upstream as of torch 2.15.0; see our remedy in report.md",
-    symptom="with fused SGD under GradScaler, a skipped step leaves a momentum behind, and the "
-    "weights explode one step later: the loss is NaN from the first epoch on",
-    trigger="SGD with momentum and fused=True under a GradScaler whose first step is skipped",
-    remedy="leave out fused=True, or begin with a scale that does not overflow",
-    pins={"torch": "2.13.0"},
-    known_upstream=False,
-    releases=FITS,
-    absent=(api.Absent("torch<2.3", "its SGD is never fused"),),
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={"precision": "fp16", "code": api.by_code("SGD has momentum and fused=True")},
-    seen={
-        "torch.optim.sgd.SGD": api.needed(
-            {"defaults.fused": True, "defaults.momentum": api.above(0)}
-        )
-    },
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control("the release, SGD is not fused", params={"fused": False}),
-        "no_overflow": api.control(
-            "the release, with a scale at which nothing overflows", params={"scale": 256.0}
-        ),
-        "later": api.control(
-            "the release, with an overflow after the first good step",
-            params={"scale": 4096.0, "growth": 1},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -28,24 +28,8 @@ from scenarios.torch import _zero_bubble as zero_bubble
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FITS = "torch>=2.6"
 REPLICAS = 2
 """Of a pipeline, each on half of the ranks."""
-
-
-@dataclass
-class Params(api.Knobs):
-    schedule: str = api.knob(
-        "InterleavedZeroBubble",
-        choices=("InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"),
-        about="of the pipeline; the last one does not split the backward pass",
-    )
-    micro_batches: int = api.knob(4, least=2, about="in a step")
-    rows: int = api.knob(2, least=1, unit="rows", about="in a micro-batch")
-    steps: int = api.knob(
-        1, least=1, about="of training; with four ranks DDP itself fails in a second one"
-    )
-    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
 
 
 AVERAGED = """if backward_type == "weight":
@@ -64,69 +48,6 @@ def averaged_after_weights(function: Any) -> api.Edits:
     for branch in m.findall(function, m.If(test=m.Name("last_backward"))):
         body = cst.ensure_type(branch, cst.If).body
         yield from followed(setting(body, "result"), AVERAGED)
-
-
-REMEDY = api.Defect(
-    upstream="torch",
-    file="torch/distributed/pipelining/stage.py",
-    scope="_PipelineStageBase.backward_maybe_with_nosync",
-    edit=averaged_after_weights,
-    about="our remedy: after a stage's last backward pass of the weights, their gradients are "
-    "averaged over DDP's group",
-    fits=FITS,
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/144530",),
-    fix="none as of torch 2.15.0; https://github.com/pytorch/pytorch/pull/144426 was closed",
-    symptom="zero-bubble schedules bypass torch.autograd.backward, and with it DDP's hooks that "
-    "reduce gradients",
-    trigger="a schedule that splits the backward pass, with DistributedDataParallel around its "
-    "stages",
-    remedy="use Interleaved1F1B, or average the gradients over the data-parallel group yourself",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.5",
-    absent=(api.Absent("torch<2.5", "its pipelines have no zero bubble"),),
-    files=("torch/distributed/pipelining/_backward.py",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("DDP is around the stages of a zero-bubble schedule"),
-    },
-    seen={
-        "torch.distributed.pipelining.schedules.ScheduleInterleavedZeroBubble or "
-        "torch.distributed.pipelining.schedules.ScheduleZBVZeroBubble or "
-        "torch.distributed.pipelining.schedules.ScheduleDualPipeV": {},
-        "torch.distributed.pipelining.stage._PipelineStageBase": {
-            "submod.require_backward_grad_sync": api.exists()
-        },
-    },
-    ranks=4,
-    variants={
-        "buggy": api.expect_symptom(),
-        "whole": api.expect_symptom(
-            about="the release, with a whole pipeline on each rank", params={"steps": 3}, ranks=2
-        ),
-        "fixed": api.expect_clean(about="the release with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "the release, with Interleaved1F1B", params={"schedule": "Interleaved1F1B"}
-        ),
-        "v": api.expect_symptom(
-            about="the release, with ZBVZeroBubble", params={"schedule": "ZBVZeroBubble"}
-        ),
-        "fixed_v": api.expect_clean(
-            about="our remedy, with ZBVZeroBubble",
-            params={"schedule": "ZBVZeroBubble"},
-            defects=(REMEDY,),
-        ),
-        "fixed_control": api.control(
-            "our remedy, with Interleaved1F1B",
-            params={"schedule": "Interleaved1F1B"},
-            defects=(REMEDY,),
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

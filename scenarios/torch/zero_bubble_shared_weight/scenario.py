@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from scenarios.common.plain_torch import Plain
 
 
-@dataclass
-class Params(api.Knobs):
-    schedule: str = api.knob(
-        "InterleavedZeroBubble",
-        choices=("InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"),
-        about="of the pipeline; the last one does not split the backward pass",
-    )
-    shared: bool = api.knob(True, about="whether each stage uses one weight twice, or two weights")
-    micro_batches: int = api.knob(4, least=2, about="in a step")
-    rows: int = api.knob(2, least=1, unit="rows", about="in a micro-batch")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.5, above=0, about="learning rate of SGD")
-
-
 def not_replaced(function: Any) -> api.Edits:
     """Incoming gradients are not replaced by those that were saved."""
     import libcst as cst
@@ -51,58 +37,6 @@ def not_replaced(function: Any) -> api.Edits:
     several = m.Comparison(m.Call(m.Name("len")), [m.ComparisonTarget(m.GreaterThan())])
     for branch in m.findall(function, m.If(test=several)):
         yield cst.ensure_type(branch, cst.If).test, cst.Name("False")
-
-
-COUNTED_TWICE = api.Defect(
-    name="saved_gradients_not_replaced",
-    upstream="torch",
-    file="torch/distributed/pipelining/_backward.py",
-    scope="stage_backward_weight",
-    edit=not_replaced,
-    about="as before the fix, what flows back from the later use of a weight is counted again at "
-    "the earlier one",
-    fits="torch>=2.13",
-)
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/pytorch/pytorch/issues/180952",),
-    fix="https://github.com/pytorch/pytorch/pull/181365, which torch 2.13.0 has",
-    symptom="with ScheduleInterleavedZeroBubble the gradient of a weight that a stage shares is "
-    "counted twice",
-    trigger="a schedule that splits the backward pass, over stages that use a weight twice",
-    remedy="use Interleaved1F1B",
-    pins={"torch": "2.13.0"},
-    releases="torch>=2.5",
-    absent=(api.Absent("torch<2.5", "its pipelines have no zero bubble"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "pipeline_parallel": api.above(1),
-        "code": api.by_code("a zero-bubble schedule has a stage that uses a weight twice"),
-    },
-    seen={"torch.distributed.pipelining.schedules._PipelineScheduleRuntime": api.NEEDED},
-    variants={
-        "buggy": api.expect_symptom(
-            about="the release with the fix removed", defects=(COUNTED_TWICE,)
-        ),
-        "fixed": api.expect_clean(about="the release as published"),
-        "control": api.control(
-            "the fix removed, with two weights in each stage",
-            params={"shared": False},
-            defects=(COUNTED_TWICE,),
-        ),
-        "unsplit": api.control(
-            "the fix removed, with Interleaved1F1B",
-            params={"schedule": "Interleaved1F1B"},
-            defects=(COUNTED_TWICE,),
-        ),
-        "v": api.expect_symptom(
-            about="the fix removed, with ZBVZeroBubble",
-            params={"schedule": "ZBVZeroBubble"},
-            defects=(COUNTED_TWICE,),
-        ),
-    },
-)
 
 
 @dataclass(frozen=True)

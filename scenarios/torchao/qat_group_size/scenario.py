@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -28,46 +27,6 @@ COLUMNS, ROWS = 512, 8
 LEVELS = 16
 """Values that int4 has."""
 HARDCODED = 128
-
-
-@dataclass
-class Params(api.Knobs):
-    steps: int = api.knob(3, least=1, about="of training")
-    group_size: int = api.knob(32, choices=SIZES, unit="weights", about="of the configuration")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "group_size hardcoded in _infer_fake_quantize_configs",
-        "https://github.com/pytorch/ao/issues/3572",
-    ),
-    fix="https://github.com/pytorch/ao/pull/4518",
-    symptom="QAT does not honor the configured group size: it is always 128, unlike in the "
-    "conversion",
-    trigger="QATConfig over Int4WeightOnlyConfig with a group_size other than 128",
-    remedy="give QATConfig an Int4WeightFakeQuantizeConfig with the group size as weight_config",
-    pins={"torchao": "0.17.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code(
-            "QATConfig has an Int4WeightOnlyConfig with another group_size than 128"
-        )
-    },
-    files=("torchao/quantization/qat/fake_quantize_config.py",),
-    releases="torchao>=0.14",  # the first that rounds bf16 weights to int4 on any device
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.18.0"),
-        "control": api.control("0.17.0 with groups of 128", params={"group_size": HARDCODED}),
-        "larger": api.expect_symptom(
-            about="0.17.0 with groups of 256: the training sees too small an error",
-            params={"group_size": 256},
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -11,56 +11,12 @@ over, and there is nothing left to continue. The fix gives each epoch an iterato
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 
 BATCH = 2
 """Rows of a batch."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(12, least=4, multiple=2, about="of the dataset")
-    stop: int = api.knob(6, least=1, unit="batches", about="after how many the state is saved")
-    epochs: int = api.knob(3, least=2, about="of the resumed loader")
-    shuffle: bool = api.knob(True, about="whether the loader shuffles")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "loading a StatefulDataLoader state_dict creates a slightly different one in the "
-        "dataloader, potentially dropping an epoch",
-        "https://github.com/meta-pytorch/data/issues/1437",
-    ),
-    fix="https://github.com/meta-pytorch/data/pull/1439",
-    symptom="after loading the state of a loader that has just completed an epoch, the next "
-    "iteration does nothing",
-    trigger="a StatefulDataLoader whose state was saved at the end of an epoch",
-    remedy="save the state within an epoch",
-    pins={"torchdata": "0.10.1"},
-    absent=(
-        api.Absent(
-            "torchdata<0.8",
-            "StatefulDataLoader came with 0.8.0",
-            "https://github.com/meta-pytorch/data/releases/tag/v0.8.0",
-        ),
-    ),
-    harm="loses data",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a StatefulDataLoader is saved at the end of an epoch")},
-    files=("torchdata/stateful_dataloader/sampler.py",),
-    ranks=1,
-    launches=("whole", "save", "resume"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.11.0"),
-        "control": api.control("0.10.1, saved within an epoch", params={"stop": 9}),
-        "in_order": api.expect_symptom(about="0.10.1 without shuffling", params={"shuffle": False}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:
@@ -90,7 +46,7 @@ def run(ctx: api.Context) -> None:
     ctx.record("epochs", rows=epochs)
 
 
-def _loader(params: Params) -> Any:
+def _loader(params: Any) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(list(range(params.rows)), BATCH, shuffle=params.shuffle)

@@ -13,7 +13,6 @@ epoch to the state, as pull request 1515 does. That pull request is merged, but 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -23,17 +22,10 @@ BATCH = 2
 """Rows of a batch of a rank."""
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=8, multiple=8, about="of the dataset")
-    epoch: int = api.knob(1, least=0, about="in which the state is saved, from 0")
-    before: int = api.knob(3, least=1, unit="batches", about="of a rank before the save")
-    again: bool = api.knob(False, about="whether set_epoch is called again after the load")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.before * BATCH * 2 >= self.rows:
-            raise ValueError("scenario.before must leave rows in the epoch")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.before * BATCH * 2 >= params.rows:
+        raise ValueError("scenario.before must leave rows in the epoch")
 
 
 def epoch_in_state(tree: Any) -> api.Edits:
@@ -51,53 +43,6 @@ def epoch_in_state(tree: Any) -> api.Edits:
     line = cst.parse_statement('self.set_epoch(state_dict["epoch"])')
     longer = load.body.with_changes(body=[*load.body.body, line])
     yield tree.body, body.deep_replace(load, load.with_changes(body=longer))
-
-
-REMEDY = api.Defect(
-    upstream="torchdata",
-    file="torchdata/stateful_dataloader/sampler.py",
-    scope="StatefulDistributedSampler",
-    edit=epoch_in_state,
-    about="our remedy, like upstream's pull request 1515: the epoch is a part of the sampler's "
-    "state",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Bug with loading state for SamplerWrapper + StatefulDistributedSampler",
-        "https://github.com/meta-pytorch/data/issues/1513",
-    ),
-    fix="https://github.com/meta-pytorch/data/pull/1515 is in no release as of 0.11.0; the fixed "
-    "variant is our remedy",
-    symptom="loading a state from within an epoch does not restore the sampler's epoch, so the "
-    "rest of the epoch has other rows",
-    trigger="a StatefulDistributedSampler that is resumed within the second epoch or later, "
-    "without set_epoch after the load",
-    remedy="call sampler.set_epoch(epoch) after load_state_dict",
-    pins={"torchdata": "0.11.0"},
-    absent=(
-        api.Absent(
-            "torchdata<0.9",
-            "StatefulDistributedSampler came with 0.9.0",
-            "https://github.com/meta-pytorch/data/releases/tag/v0.9.0",
-        ),
-    ),
-    harm="wrong resume",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a StatefulDistributedSampler is resumed within an epoch")},
-    seen={"torchdata.stateful_dataloader.sampler.StatefulDistributedSampler": api.NEEDED},
-    files=("torchdata/stateful_dataloader/sampler.py",),
-    launches=("whole", "save", "resume"),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="0.11.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control(
-            "0.11.0, set_epoch is called again after the load", params={"again": True}
-        ),
-        "first_epoch": api.control("0.11.0, resumed within the first epoch", params={"epoch": 0}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

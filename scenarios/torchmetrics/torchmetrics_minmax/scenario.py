@@ -13,7 +13,6 @@ nor with ``add_state(..., persistent=True)``. Up to 0.8.2 they were buffers, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -21,63 +20,10 @@ from scenarios.common import continued
 from scenarios.common.line_edits import followed, setting
 
 
-@dataclass
-class Params(api.Knobs):
-    done: int = api.knob(3, least=2, unit="epochs", about="before the interruption")
-    more: int = api.knob(3, least=1, unit="epochs", about="after it")
-    saved: str = api.knob(
-        "state_dict", choices=("state_dict", "pickle"), about="how the module is saved"
-    )
-
-
 def buffers(function: object) -> api.Edits:
     """The two values become buffers of the module, which are in its state_dict."""
     code = 'for name in ("min_val", "max_val"): self.register_buffer(name, self.__dict__.pop(name))'
     yield from followed(setting(function, "max_val"), code)
-
-
-REMEDY = api.Defect(
-    upstream="torchmetrics",
-    file="torchmetrics/wrappers/minmax.py",
-    scope="MinMaxMetric.__init__",
-    edit=buffers,
-    about="our remedy, with the effect of upstream's pull request 3389: both values are saved",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "`MinMaxMetric` state not saved in the checkpoint",
-        "https://github.com/Lightning-AI/torchmetrics/issues/3323",
-    ),
-    fix="https://github.com/Lightning-AI/torchmetrics/pull/3389 is in no release as of 1.9.0",
-    symptom="min_val and max_val are lost when a checkpoint is saved and loaded",
-    trigger="a MinMaxMetric that is saved and loaded by its state_dict",
-    remedy="save metric.min_val and metric.max_val beside the state_dict, and set them after the "
-    "load",
-    pins={"torchmetrics": "1.9.0"},
-    absent=(
-        api.Absent(
-            "torchmetrics<0.7",
-            "MinMaxMetric came with 0.7.0",
-            "https://github.com/Lightning-AI/torchmetrics/releases/tag/v0.7.0",
-        ),
-    ),
-    harm="wrong metric",
-    visibility="silent",
-    settings={"code": api.by_code("a MinMaxMetric is resumed from its state_dict")},
-    files=("torchmetrics/wrappers/minmax.py",),
-    releases="torchmetrics>=0.7",
-    ranks=1,
-    launches=continued.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.8.2", about="0.8.2, before the bug came"),
-        "control": api.control(
-            "1.9.0, the module is pickled as a whole", params={"saved": "pickle"}
-        ),
-        "remedy": api.expect_clean(about="1.9.0 with our remedy", defects=(REMEDY,)),
-    },
-)
 
 
 def run(ctx: api.Context) -> None:

@@ -22,50 +22,6 @@ from harness.bugs import api
 from scenarios.common import features
 
 
-@dataclass
-class Params(api.Knobs):
-    pipeline: bool = api.knob(True, about="over the ranks: each has a part of the layers")
-    rows: int = api.knob(4, least=2, about="of a step, each a micro-batch of the pipeline")
-    length: int = api.knob(16, least=2, about="of a row, in tokens")
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "PP and non-PP produce differently scaled gradients",
-        "https://github.com/pytorch/torchtitan/issues/2972",
-    ),
-    fix="https://github.com/pytorch/torchtitan/pull/2937",
-    symptom="with a pipeline, gradients are global_valid_tokens times larger than without one: "
-    "the loss is divided after the backward pass, for metrics only",
-    trigger="the Trainer with pipeline parallelism",
-    pins={"torchtitan": "0.2.2"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("pipeline_parallel_degree is above 1")},
-    seen={"torchtitan.train.Trainer": {"parallel_dims.pp": api.above(1)}},
-    files=("torchtitan/train.py",),
-    releases="torchtitan>=0.2,<0.3",  # the pipelines of 0.3.0 need a newer torch than 2.13
-    absent=(
-        api.Absent(
-            "torchtitan<0.2.2",
-            "the loss function returned a mean",
-            "https://github.com/pytorch/torchtitan/pull/2206",
-        ),
-        api.Absent(
-            "torchtitan>=0.3",
-            "the loss function divides by the tokens itself, before the backward pass",
-            "https://github.com/pytorch/torchtitan/pull/2937",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.1"),
-        "control": api.control("0.2.2 without a pipeline", params={"pipeline": False}, ranks=1),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Stage(features.Feature):
     """The oracle: each rank has the gradients of its part of the layers."""

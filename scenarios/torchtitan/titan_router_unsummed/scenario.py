@@ -30,47 +30,6 @@ CLOSE = 0.01
 and the sum of two rounded halves is up to 0.003 from the rounded whole."""
 
 
-@dataclass
-class Params(api.Knobs):
-    scores: str = api.knob(
-        "after", choices=("after", "before"), about="the experts: where a token is weighted"
-    )
-    rows: int = api.knob(4, least=1, about="in the batch, the same on all ranks")
-    length: int = api.knob(16, least=2, multiple=2, about="of a row, in tokens")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "MoE router replication is broken w/ TP",
-        "https://github.com/pytorch/torchtitan/issues/2387",
-    ),
-    fix="https://github.com/pytorch/torchtitan/pull/2416",
-    symptom="the weight of the router diverges right after the first step among different TP "
-    "ranks; the gradient coming from downstream the router is not being reduced",
-    trigger="tensor parallelism, and scores that are applied after the experts",
-    remedy="all-reduce the gradients of the routers' gates over the tensor-parallel ranks before "
-    "each step",
-    pins={"torchtitan": "0.2.2"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "code": api.by_code("a mixture of experts is split by tensor parallelism"),
-    },
-    seen={"torchtitan.models.moe.moe.MoE": api.NEEDED},
-    files=("torchtitan/distributed/__init__.py",),
-    releases="torchtitan>=0.2",
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.3.0"),
-        "control": api.control(
-            "0.2.2 with the scores applied before the experts", params={"scores": "before"}
-        ),
-        "one_rank": api.control("0.2.2 on one rank", ranks=1),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(features.Step):
     apart: Annotated[float, api.alike(api.SIZE)]

@@ -24,53 +24,6 @@ LABELS = {"unequal": ((16, 16), (3, 5)), "equal": ((10, 10), (10, 10))}
 """For each micro-batch, the number of labels of each row."""
 
 
-@dataclass
-class Params(api.Knobs):
-    labels: str = api.knob("unequal", choices=tuple(LABELS), about="in number, of 2 micro-batches")
-    accumulate: bool = api.knob(True, about="the 2 micro-batches, instead of one of both")
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix loss computation by handling valid token imbalance in train loop",
-        "https://github.com/pytorch/torchtitan/pull/2206",
-        "https://github.com/pytorch/torchtitan/issues/1842",
-    ),
-    fix="https://github.com/pytorch/torchtitan/pull/2206",
-    symptom="per-rank and per-microbatch normalization causes incorrect gradient weighting when "
-    "ranks or microbatches have different numbers of valid tokens",
-    trigger="the Trainer with gradient accumulation, and micro-batches with different numbers of "
-    "labels",
-    pins={"torchtitan": "0.2.1"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("micro-batches have different numbers of labels"),
-    },
-    seen={"torchtitan.train.Trainer": api.NEEDED},
-    files=("torchtitan/components/loss.py",),
-    releases="torchtitan>=0.2,<0.3",
-    absent=(
-        api.Absent(
-            "torchtitan>=0.2.2",
-            "the loss is divided by all labels of a step",
-            "https://github.com/pytorch/torchtitan/pull/2206",
-        ),
-    ),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.2"),
-        "control": api.control(
-            "0.2.1 with equally many labels in each micro-batch", params={"labels": "equal"}
-        ),
-        "one_batch": api.control("0.2.1 without accumulation", params={"accumulate": False}),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Means(features.Feature):
     """The oracle: the documented fault is the mean of the micro-batches' means."""

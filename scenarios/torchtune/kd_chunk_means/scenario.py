@@ -14,7 +14,6 @@ adds for chunks, and the sum is divided by all labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -25,39 +24,6 @@ if TYPE_CHECKING:
 
 ROWS, TOKENS, WIDTH, VOCABULARY, IGNORED = 2, 16, 4, 8, -100
 
-
-@dataclass
-class Params(api.Knobs):
-    masked: int = api.knob(6, least=0, below=TOKENS, about="of the 16 tokens of a row: the prompt")
-    chunks: int = api.knob(8, choices=(1, 2, 4, 8), about="of the sequence; 8 is the default")
-    steps: int = api.knob(3, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=("Kd_loss avg over tokens", "https://github.com/meta-pytorch/torchtune/pull/1885"),
-    fix="https://github.com/meta-pytorch/torchtune/pull/1885",
-    symptom="the loss is an average over chunks and not over tokens",
-    trigger="ForwardKLWithChunkedOutputLoss, and chunks with unequal numbers of labels",
-    remedy="pass num_output_chunks=1, or use ForwardKLLoss",
-    pins={"torchtune": "0.3.1"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("the loss is ForwardKLWithChunkedOutputLoss")},
-    seen={"torchtune.modules.loss.kd_losses.ForwardKLWithChunkedOutputLoss": api.NEEDED},
-    files=("torchtune/modules/loss/kd_losses.py",),
-    releases="torchtune>=0.3.1",
-    absent=(api.Absent("torchtune<0.3.1", "the loss came with 0.3.1"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.4.0"),
-        "control": api.control("0.3.1 with one chunk", params={"chunks": 1}),
-        "unmasked": api.control("0.3.1 with labels everywhere", params={"masked": 0}),
-        "two_chunks": api.expect_symptom(
-            about="0.3.1 with two chunks: tokens beside the prompt weigh more", params={"chunks": 2}
-        ),
-    },
-)
 
 oracle = features.Feature("exactly that follows if each chunk has its own mean")
 

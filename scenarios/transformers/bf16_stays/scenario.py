@@ -14,62 +14,11 @@ takes the default from the same variable, where the first training has left its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.bugs import api
-from scenarios.transformers._history import OLD_ACCELERATE
 
 PRECISIONS = ("no", "bf16")
 
-
-@dataclass
-class Params(api.Knobs):
-    first: str = api.knob("bf16", choices=PRECISIONS, about="precision of the first training")
-    clear: bool = api.knob(False, about="whether the variable is deleted between the trainings")
-    steps: int = api.knob(4, least=1, about="of each training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "TrainingArguments shouldn't set ACCELERATE_MIXED_PRECISION env variable",
-        "https://github.com/huggingface/transformers/issues/29510",
-        "https://github.com/huggingface/trl/issues/7320",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/41697",
-    symptom="TrainingArguments(bf16=True) sets ACCELERATE_MIXED_PRECISION, so that a later "
-    "training without bf16 in the same process runs in bf16",
-    trigger="two trainings in a process, the first in bf16 or fp16, the second in fp32",
-    remedy="delete ACCELERATE_MIXED_PRECISION from os.environ before the second TrainingArguments",
-    pins={"transformers": "4.57.6", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    named_by=("reference: NUM.15",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "precision": "fp32",
-        "code": api.by_code("a training in bf16 or fp16 ran before in the same process"),
-    },
-    files=("transformers/training_args.py",),
-    releases="transformers>=4.28",
-    ranks=1,
-    absent=(
-        api.Absent(
-            "transformers<4.28",
-            "TrainingArguments sets no ACCELERATE_MIXED_PRECISION",
-            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/training_args.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.0.0"),
-        "control": api.control("4.57.6, the first in fp32, too", params={"first": "no"}),
-        "remedy": api.control(
-            "4.57.6, the variable is deleted after the first", params={"clear": True}
-        ),
-    },
-)
 
 TRAININGS = ("first", "second")
 

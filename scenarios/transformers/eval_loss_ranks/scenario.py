@@ -18,60 +18,10 @@ We know of no report about these heads. Issue 35078 is the same symptom in 4.46.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
-from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 
 ROWS = 16
 """Rows of the evaluation; each rank gets as many as every other."""
-
-
-@dataclass
-class Params(api.Knobs):
-    head: str = api.knob(
-        "sequence",
-        choices=("sequence", "token", "masked_lm", "llama"),
-        about="that computes the loss: one of BERT's, or LLaMA's, which divides by the items",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report about these heads; one of the same symptom with another cause",
-        "https://github.com/huggingface/transformers/issues/35078",
-    ),
-    fix="none as of transformers 5.23.0",
-    symptom="eval_loss is the mean loss times the number of ranks",
-    trigger="Trainer.evaluate on several ranks, and a head that computes a plain mean",
-    remedy="set average_tokens_across_devices=False, set model.accepts_loss_kwargs = False before "
-    "you make the Trainer, or compute the loss in compute_metrics, from the logits",
-    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    absent=(BEFORE_COUNTING,),
-    harm="wrong metric",
-    visibility="visible in the loss",
-    known_upstream=False,
-    settings={
-        "trainer": True,
-        "ranks": api.above(1),
-        "code": api.by_code("the head is one of those that are affected"),
-    },
-    seen={"transformers.trainer.Trainer": api.needed({"model_accepts_loss_kwargs": True})},
-    files=("transformers/trainer.py",),
-    variants={
-        "buggy": api.expect_symptom(about="5.23.0 on two ranks"),
-        "fixed": api.expect_clean("4.57.6"),
-        "control": api.control("5.23.0 on one rank", ranks=1),
-        "masked_lm": api.expect_symptom(
-            about="5.23.0 with BERT's head for masked words", params={"head": "masked_lm"}
-        ),
-        "llama": api.control(
-            "5.23.0 with LLaMA's head, which divides the loss itself", params={"head": "llama"}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -15,14 +15,3 @@ def by_function(function: Any) -> api.Edits:
     query = m.Call(func=m.Attribute(m.Name("LOSS_MAPPING"), m.Name("get")))
     for call in m.findall(function, query):
         yield call, cst.parse_expression('getattr(model_to_inspect, "loss_function", None)')
-
-
-PROPOSAL = (
-    api.Defect(
-        upstream="transformers",
-        file="transformers/trainer.py",
-        scope="Trainer.__init__",
-        edit=by_function,
-        about="compares model.loss_function, which has the default, with ForCausalLMLoss",
-    ),
-)

@@ -16,61 +16,9 @@ We know of no report about these classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.transformers import _labels as labels
-from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 
-
-@dataclass
-class Params(api.Knobs):
-    head: str = api.knob("gpt2", choices=("gpt2", "llama"), about="the model that is trained")
-    accumulation: int = api.knob(
-        1, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report about GPT-2; a fix for models with another loss_type, such as LLaMA",
-        "https://github.com/huggingface/transformers/pull/46204",
-    ),
-    fix="none as of transformers 5.23.0",
-    symptom="the gradient of GPT2LMHeadModel is (L - 1) / L times that of its own mean loss, with "
-    "rows of L tokens",
-    trigger="the Trainer and GPT2LMHeadModel, with a label that counts at the first token",
-    remedy="set model.loss_type = 'ForCausalLM' before you make the Trainer, or set the first "
-    "label of each row to -100",
-    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    absent=(BEFORE_COUNTING,),
-    harm="ruins training",
-    visibility="silent",
-    settings={"trainer": True, "code": api.by_code("the model is one of those that are affected")},
-    seen={
-        "transformers.models.gpt2.modeling_gpt2.GPT2LMHeadModel or "
-        "transformers.models.ctrl.modeling_ctrl.CTRLLMHeadModel or "
-        "transformers.models.openai.modeling_openai.OpenAIGPTLMHeadModel or "
-        "transformers.models.bert.modeling_bert.BertLMHeadModel or "
-        "transformers.models.bert_generation.modeling_bert_generation.BertGenerationDecoder or "
-        "transformers.models.reformer.modeling_reformer.ReformerModelWithLMHead": api.NEEDED
-    },
-    known_upstream=False,
-    files=("transformers/trainer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.45.2"),
-        "control": api.control("5.23.0 with a LLaMA", params={"head": "llama"}),
-        "accumulation": api.expect_symptom(
-            about="5.23.0 with two micro-batches", params={"accumulation": 2}
-        ),
-    },
-)
 oracle = labels.without_first
 run = labels.run
 

@@ -29,14 +29,3 @@ def with_epochs(sampler: Any) -> api.Edits:
     ]
     added = [cst.parse_statement(code) for code in (DRAWN, COUNTED)]
     yield sampler.body, sampler.body.with_changes(body=[*members, *added])
-
-
-PROPOSAL = (
-    api.Defect(
-        upstream="transformers",
-        file="transformers/trainer_pt_utils.py",
-        scope="LengthGroupedSampler",
-        edit=with_epochs,
-        about="a set_epoch, and a generator that is seeded with the seed plus the epoch",
-    ),
-)

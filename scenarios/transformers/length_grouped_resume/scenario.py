@@ -17,53 +17,9 @@ the sampler of evaluations only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.transformers import _resumed_rows as resumed
-from scenarios.transformers._history import OLD_ACCELERATE
 
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(24, least=8, most=32, multiple=4, about="of the dataset")
-    epochs: int = api.knob(2, least=1, about="passes over the dataset")
-    stop: int = api.knob(8, least=1, about="step after which the first run stops")
-    grouped: bool = api.knob(True, about="whether rows of similar lengths share a batch")
-
-
-SCENARIO = api.Scenario(
-    report=("no report; found by comparing a resumed run with one that was not stopped",),
-    fix="none as of transformers 5.23.0",
-    symptom="after a resume in the second epoch, rows of that epoch come in another order than in "
-    "the run without a stop: some come twice, others never",
-    trigger="group_by_length, and a resume in the second epoch or later",
-    remedy="stop at the end of an epoch, or train without group_by_length",
-    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    absent=(
-        api.Absent(
-            "transformers<4.41",
-            "until 4.40.2 the Trainer drew the orders of past epochs first",
-            "https://github.com/huggingface/transformers/pull/30501",
-        ),
-    ),
-    harm="wrong resume",
-    visibility="silent",
-    settings={"trainer": True, "code": api.by_code("rows are grouped by length")},
-    seen={"transformers.trainer_pt_utils.LengthGroupedSampler": api.NEEDED},
-    known_upstream=False,
-    files=("transformers/trainer.py", "transformers/trainer_pt_utils.py"),
-    ranks=1,
-    launches=resumed.LAUNCHES,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.39.3"),
-        "control": api.control("5.23.0 with the default sampler", params={"grouped": False}),
-        "first_epoch": api.control("5.23.0, resumed within the first epoch", params={"stop": 2}),
-    },
-)
 oracle = resumed.Resumed()
 
 

@@ -19,58 +19,6 @@ from dataclasses import dataclass
 
 from harness.bugs import api
 from scenarios.common import applied, counted
-from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
-
-
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(
-        2, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of a rank's rows"
-    )
-    coefficient: float = api.knob(0.5, above=0, about="router_aux_loss_coef")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Qwen3-MoE router auxiliary loss is multiplied by the DDP world size in Trainer",
-        "https://github.com/huggingface/transformers/issues/48690",
-    ),
-    fix="none as of transformers 5.23.0",
-    symptom="the gradient of the auxiliary loss is multiplied by the number of ranks and of "
-    "micro-batches, and the task's gradient is right",
-    trigger="the Trainer, a mixture of experts with output_router_logits, and several ranks or "
-    "accumulation",
-    remedy="divide router_aux_loss_coef by the number of ranks times the accumulation steps",
-    pins={"transformers": "5.23.0", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    absent=(BEFORE_COUNTING,),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "code": api.by_code("the model is a mixture of experts with output_router_logits"),
-    },
-    seen={
-        "transformers.modeling_utils.PreTrainedModel": api.needed(
-            {"config.output_router_logits": api.has(True)}
-        )
-    },
-    files=("transformers/trainer.py",),
-    variants={
-        "buggy": api.expect_symptom(about="5.23.0, two micro-batches on each of two ranks"),
-        "fixed": api.expect_clean("4.45.2"),
-        "control": api.control(
-            "5.23.0, one micro-batch on one rank", params={"accumulation": 1}, ranks=1
-        ),
-        "accumulation": api.expect_symptom(about="5.23.0, two micro-batches on one rank", ranks=1),
-        "two_ranks": api.expect_symptom(
-            about="5.23.0, one micro-batch on each of two ranks", params={"accumulation": 1}
-        ),
-    },
-)
 
 
 def multiplied(_: counted.Step, records: api.Records) -> bool:

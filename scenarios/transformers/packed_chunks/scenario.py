@@ -12,7 +12,6 @@ the chunks. Since 5.23.0 ``remap_positions_for_packed_sequence`` gives it the pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -26,41 +25,6 @@ if TYPE_CHECKING:
 CHUNK = 8
 """Of the layers that attend in chunks, in tokens."""
 
-
-@dataclass
-class Params(packs.Params):
-    chunked: bool = api.knob(True, about="layers attend in chunks of 8 tokens")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report; the release with the change",
-        "https://github.com/huggingface/transformers/releases/tag/v5.23.0",
-    ),
-    fix="https://github.com/huggingface/transformers/releases/tag/v5.23.0",
-    symptom="the gradient of a packed row depends on the length of the rows before it",
-    trigger="Llama 4, rows that are packed, and a pack that is longer than a chunk",
-    remedy="pad the rows to a multiple of attention_chunk_size before you pack them",
-    pins={"transformers": "5.22.2"},
-    absent=(
-        api.Absent(
-            "transformers<4.51",
-            "Llama 4 came with 4.51.0",
-            "https://github.com/huggingface/transformers/releases/tag/v4.51.0",
-        ),
-    ),
-    releases="transformers>=4.53",
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("rows of Llama 4 are packed")},
-    files=("transformers/masking_utils.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.23.0"),
-        "control": api.control("5.22.2 with one row in each", params={"packed": 1}),
-        "unchunked": api.control("5.22.2 without chunks", params={"chunked": False}),
-    },
-)
 
 oracle = features.Feature("exactly that follows if chunks are counted from the start of the pack")
 

@@ -11,45 +11,11 @@ Root cause: these models still had a function of their own for the mask, which d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.transformers import _packs as packs
-from scenarios.transformers._history import BEFORE_PACKING
 from scenarios.transformers._sizes import SIZES
-
-
-@dataclass
-class Params(packs.Params):
-    model: str = api.knob("qwen2_moe", choices=("qwen2_moe", "qwen2"), about="that is trained")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report of these models; the pull request that made packing work in others",
-        "https://github.com/huggingface/transformers/pull/39194",
-    ),
-    fix="https://github.com/huggingface/transformers/releases/tag/v5.0.0",
-    symptom="the gradients of packed rows are those of one long row",
-    trigger="packed rows, one of these models, and no flash attention",
-    remedy="use flash attention, or pad the rows instead of packing them",
-    pins={"transformers": "4.57.6"},
-    absent=(BEFORE_PACKING,),
-    releases="transformers>=4.44",
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code("rows of one of these models are packed without flash attention")
-    },
-    files=("transformers/models/qwen2_moe/modeling_qwen2_moe.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.0.0"),
-        "control": api.control("4.57.6 with one row in each", params={"packed": 1}),
-        "qwen2": api.control("4.57.6 with Qwen2", params={"model": "qwen2"}),
-    },
-)
 
 oracle = packs.oracle
 

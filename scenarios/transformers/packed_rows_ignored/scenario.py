@@ -13,42 +13,11 @@ builds a mask of blocks from them, for sdpa, eager and flex attention, if there 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.transformers import _packs as packs
-from scenarios.transformers._history import BEFORE_PACKING
 from scenarios.transformers._sizes import SIZES
-
-
-@dataclass
-class Params(packs.Params):
-    pass
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Add packed tensor format support for flex/sdpa/eager through the mask!",
-        "https://github.com/huggingface/transformers/pull/39194",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/39194",
-    symptom="the gradients of packed rows are those of one long row",
-    trigger="packed rows without flash attention",
-    remedy="use flash attention, or pad the rows instead of packing them",
-    pins={"transformers": "4.52.4"},
-    absent=(BEFORE_PACKING,),
-    releases="transformers>=4.44",
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("rows are packed without flash attention")},
-    files=("transformers/models/llama/modeling_llama.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.53.3"),
-        "control": api.control("4.52.4 with one row in each", params={"packed": 1}),
-    },
-)
 
 oracle = packs.oracle
 

@@ -13,7 +13,6 @@ which that function finds packed rows. AFMoE does the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs import api
@@ -27,11 +26,6 @@ WINDOW = 8
 """Of the layers with sliding attention, in tokens."""
 
 
-@dataclass
-class Params(packs.Params):
-    model: str = api.knob("gpt_oss", choices=("gpt_oss", "llama"), about="that is trained")
-
-
 def with_positions(function: Any) -> api.Edits:
     """The function that makes the masks gets the positions."""
     import libcst as cst
@@ -43,48 +37,6 @@ def with_positions(function: Any) -> api.Edits:
         arguments: Any = node
         yield arguments, arguments.with_changes(elements=[*arguments.elements, entry])
 
-
-REMEDY = api.Defect(
-    upstream="transformers",
-    file="transformers/models/gpt_oss/modeling_gpt_oss.py",
-    scope="GptOssModel.forward",
-    edit=with_positions,
-    about="our remedy: the masks are made with the positions, as LLaMA's is",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "make sure position_ids are passed in for causal mask creation for gpt-oss (open)",
-        "https://github.com/huggingface/transformers/pull/39997",
-    ),
-    fix="none as of transformers 5.24.0",
-    symptom="the gradients of packed rows are those of one long row",
-    trigger="GPT-OSS, eager or flex attention, and several rows packed into one",
-    remedy="pad the rows instead of packing them, or pass attention_mask as a dictionary with a "
-    "mask for each kind of layer",
-    pins={"transformers": "5.23.0"},
-    absent=(
-        api.Absent(
-            "transformers<4.55",
-            "GPT-OSS came with 4.55.0",
-            "https://github.com/huggingface/transformers/releases/tag/v4.55.0",
-        ),
-    ),
-    releases="transformers>=4.55",
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "code": api.by_code("the model is GPT-OSS, and rows are packed without flash attention")
-    },
-    seen={"transformers.models.gpt_oss.modeling_gpt_oss.GptOssForCausalLM": api.NEEDED},
-    files=("transformers/models/gpt_oss/modeling_gpt_oss.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control("5.23.0 with one row in each", params={"packed": 1}),
-        "llama": api.control("5.23.0 with LLaMA", params={"model": "llama"}),
-    },
-)
 
 oracle = packs.oracle
 

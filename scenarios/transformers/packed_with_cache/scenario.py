@@ -18,18 +18,11 @@ the cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.transformers import _packs as packs
 from scenarios.transformers._sizes import SIZES
-
-
-@dataclass
-class Params(packs.Params):
-    use_cache: bool = api.knob(True, about="of the configuration; True is the default")
-    mask: bool = api.knob(False, about="an attention_mask of ones is passed")
 
 
 def by_its_tokens(function: Any) -> api.Edits:
@@ -46,50 +39,6 @@ def by_its_tokens(function: Any) -> api.Edits:
         replacement = cst.parse_expression(f"({name} is None or not {name}.get_seq_length())")
         yield condition, condition.with_changes(right=replacement)
 
-
-REMEDY = api.Defect(
-    upstream="transformers",
-    file="transformers/masking_utils.py",
-    scope="_preprocess_mask_arguments",
-    edit=by_its_tokens,
-    about="our remedy: a cache without tokens does not prevent the search for packed rows",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report about the cache; a pull request about a mask of ones",
-        "https://github.com/huggingface/transformers/pull/46634",
-    ),
-    fix="none as of transformers 5.24.0",
-    symptom="the gradients of packed rows are those of one long row",
-    trigger="packed rows with a cache, the default, or a mask of ones, without flash attention",
-    remedy="set model.config.use_cache = False before a training, and pass no attention_mask",
-    pins={"transformers": "5.23.0"},
-    absent=(
-        api.Absent(
-            "transformers<4.53",
-            "only since 4.53.0 masks are made from position_ids at all",
-            "https://github.com/huggingface/transformers/pull/39194",
-        ),
-    ),
-    releases="transformers>=4.53",
-    harm="ruins training",
-    visibility="silent",
-    settings={"code": api.by_code("rows are packed for a model whose use_cache is True")},
-    known_upstream=False,
-    known_in_part="that a mask of ones has this effect",
-    files=("transformers/masking_utils.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean(about="5.23.0 with our remedy", defects=(REMEDY,)),
-        "control": api.control("5.23.0 with use_cache=False", params={"use_cache": False}),
-        "single": api.control("5.23.0 with one row in each", params={"packed": 1}),
-        "mask": api.expect_symptom(
-            about="5.23.0 with use_cache=False and a mask of ones",
-            params={"use_cache": False, "mask": True},
-        ),
-    },
-)
 
 oracle = packs.oracle
 

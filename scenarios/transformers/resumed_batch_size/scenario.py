@@ -15,70 +15,19 @@ used again. The Trainer writes it into each checkpoint, and reads it at each res
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers._history import OLD_ACCELERATE
 
 TOTAL = 4
 """Rows of a step, before and after the resume."""
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(16, least=8, multiple=TOTAL, about="of the dataset")
-    epochs: int = api.knob(2, least=1, about="of training")
-    stop: int = api.knob(2, least=1, about="step after which the first run stops")
-    before: int = api.knob(1, choices=(1, 2, 4), about="rows of a batch before the stop")
-    after: int = api.knob(4, choices=(1, 2, 4), about="rows of a batch after the resume")
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.stop >= params.epochs * params.rows // TOTAL:
+        raise ValueError("stop must be before the last step")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stop >= self.epochs * self.rows // TOTAL:
-            raise ValueError("stop must be before the last step")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix resume_from_checkpoint ignoring user's batch size configuration",
-        "https://github.com/huggingface/transformers/issues/43708",
-        "https://github.com/huggingface/transformers/pull/43718",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/43770",
-    symptom="resumed with another per_device_train_batch_size and the same global batch size, the "
-    "Trainer uses the batch size of the checkpoint, so that max_steps is 32 instead of 8",
-    trigger="a resume with another per_device_train_batch_size",
-    remedy="delete train_batch_size from the checkpoint's trainer_state.json",
-    pins={"transformers": "5.1.0", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    named_by=("attest: huggingface/transformers#43708",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "code": api.by_code("it resumes with another per_device_train_batch_size"),
-    },
-    files=("transformers/trainer.py",),
-    releases="transformers>=4.28",
-    ranks=1,
-    absent=(
-        api.Absent(
-            "transformers<4.28",
-            "a checkpoint does not contain the batch size",
-            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer_callback.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.2.0"),
-        "control": api.control("5.1.0, resumed with the same batch size", params={"after": 1}),
-        "smaller": api.expect_symptom(
-            about="5.1.0, resumed with a smaller batch size: it ends at once",
-            params={"before": 4, "after": 1},
-        ),
-    },
-)
 
 RUNS = ("save", "resume")
 

@@ -15,75 +15,21 @@ skipped, so that number never comes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
-from scenarios.transformers._history import OLD_ACCELERATE
 
 
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(10, least=4, about="of the dataset, in batches of one row")
-    accumulation: int = api.knob(4, least=1, about="gradient_accumulation_steps")
-    epochs: int = api.knob(2, least=1, about="of training")
-    stop: int = api.knob(1, least=1, about="step after which the first run stops")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stop >= self.epochs * self.windows:
-            raise ValueError("stop must be before the last step")
-
-    @property
-    def windows(self) -> int:
-        """Steps of an epoch."""
-        return -(-self.rows // self.accumulation)
+def windows(params: Any) -> int:
+    """Steps of an epoch."""
+    return -(-int(params.rows) // int(params.accumulation))
 
 
-SCENARIO = api.Scenario(
-    report=(
-        "Resuming training from an interrupted checkpoint fails to save the final checkpoint.",
-        "https://github.com/huggingface/transformers/issues/38939",
-    ),
-    fix="4.57.6 is right; we do not know the pull request",
-    symptom="after a resume do_sync_step is never set at the end of the epoch, so that the run "
-    "ends without its last step and checkpoint",
-    trigger="a resume within an epoch, and gradient_accumulation_steps that do not divide its "
-    "batches",
-    remedy="save at the ends of epochs only, or choose a number of batches that "
-    "gradient_accumulation_steps divides",
-    pins={"transformers": "4.52.4", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    named_by=("attest: huggingface/transformers#38939",),
-    harm="wrong resume",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("it resumes within an epoch, whose batches the steps do not divide"),
-    },
-    files=("transformers/trainer.py",),
-    ranks=1,
-    absent=(
-        api.Absent(
-            "transformers>=4.20.1,<4.28",
-            "a resume counts the skipped batches of its epoch, too",
-            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.57.6"),
-        "control": api.control("4.52.4, resumed at the end of an epoch", params={"stop": 3}),
-        "whole_windows": api.control(
-            "4.52.4 with a number of batches that the steps divide", params={"rows": 8}
-        ),
-        "last_epoch": api.expect_symptom(
-            about="4.52.4, resumed in the last epoch: rows are never trained", params={"stop": 4}
-        ),
-    },
-)
+def check_params(params: Any) -> None:
+    """Raise ValueError for values that do not go together."""
+    if params.stop >= params.epochs * windows(params):
+        raise ValueError("stop must be before the last step")
+
 
 RUNS = ("whole", "save", "resume")
 
@@ -109,7 +55,7 @@ def run(ctx: api.Context) -> None:
                 p.rows,
                 per_device_train_batch_size=1,
                 gradient_accumulation_steps=p.accumulation,
-                max_steps=p.epochs * p.windows,
+                max_steps=p.epochs * windows(p),
             )
         rate = float(trainer.lr_scheduler.get_last_lr()[0])
         after = len(model.seen) - sum(watch.steps)
@@ -125,7 +71,7 @@ def detect(records: api.Records) -> api.Finding | None:
     rest = whole["steps"][p.stop :]
     if resume["steps"] == rest and not resume["after"]:
         return None
-    window = p.windows - 1 - p.stop % p.windows
+    window = windows(p) - 1 - p.stop % windows(p)
     late = _merged(_planned(p, p.epochs + 1)[p.stop :], window)[: len(resume["steps"])]
     text = f"resumed after step {p.stop} of {len(whole['steps'])}, the run ended at step "
     text += f"{p.stop + len(resume['steps'])}; the rows of its steps were {resume['steps']}, not "
@@ -145,8 +91,8 @@ def detect(records: api.Records) -> api.Finding | None:
 
 def _planned(p: Any, epochs: int) -> list[int]:
     """The rows of each step of a right run."""
-    last = p.rows - (p.windows - 1) * p.accumulation
-    return [*[p.accumulation] * (p.windows - 1), last] * epochs
+    last = p.rows - (windows(p) - 1) * p.accumulation
+    return [*[p.accumulation] * (windows(p) - 1), last] * epochs
 
 
 def _merged(steps: list[int], window: int) -> list[int]:
@@ -158,10 +104,10 @@ def _merged(steps: list[int], window: int) -> list[int]:
 def exercised(records: api.Records) -> api.Exercise:
     """The run was resumed within an epoch whose last window is shorter than the others."""
     p = records.params
-    windows_done, short = p.stop % p.windows, p.rows % p.accumulation
+    windows_done, short = p.stop % windows(p), p.rows % p.accumulation
     return api.Exercise.of(
         windows_done > 0,
-        f"resumed after {windows_done} of {p.windows} steps of an epoch",
+        f"resumed after {windows_done} of {windows(p)} steps of an epoch",
         "resumed at the end of an epoch",
     ) & api.Exercise.of(
         short > 0,

@@ -21,7 +21,6 @@ other figures: ``rope_zero_init_v5`` is about that.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -69,19 +68,6 @@ RETURNED = Documented(
 these are made from, as in rope_zero_init_v5."""
 
 
-@dataclass
-class Params(api.Knobs):
-    zero_init: bool = api.knob(True, about="whether the model is built under zero.Init")
-    remedy: str = api.knob(
-        "none",
-        choices=("none", "original_arange", "tiny_model", "persistent"),
-        about="the remedy that is tried",
-    )
-    tokens: int = api.knob(
-        320, above=ROUNDED, most=4096, about="length of the sequence whose logits are compared"
-    )
-
-
 def count_in_integers(function: Any) -> api.Edits:
     """Ask arange for integers instead of floats, and cast what it returns."""
     import libcst as cst
@@ -95,76 +81,6 @@ def count_in_integers(function: Any) -> api.Edits:
         integers = dtype.with_changes(value=cst.parse_expression("torch.int64"))
         late = cst.Attribute(call.with_changes(args=[*others, integers]), cst.Name("to"))
         yield call, cst.Call(late, [cst.Arg(dtype.value)])
-
-
-INTEGERS = api.Defect(
-    upstream="transformers",
-    file="transformers/models/llama/modeling_llama.py",
-    scope="LlamaRotaryEmbedding._set_cos_sin_cache",
-    edit=count_in_integers,
-    about="a patch, not a defect: the remedy of the report. Positions are made as integers, which "
-    "zero.Init leaves alone, and cast late",
-)
-
-SCENARIO = api.Scenario(
-    report=(
-        "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss",
-        "https://github.com/microsoft/DeepSpeed/issues/4932",
-        "https://github.com/huggingface/transformers/issues/28596",
-        "https://github.com/huggingface/transformers/issues/28685",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/28760",
-    symptom="Tensor-likes are not equal! Mismatched elements: 329332 / 524288 (62.8%), greatest "
-    "absolute difference: 2.0 at index (1148, 2), greatest relative difference: 8320.0 at index "
-    "(3657, 11); logits that diverge at about 300 tokens",
-    trigger="a LLaMA built under deepspeed.zero.Init in bf16 or fp16",
-    remedy="copy the rotary buffers from a small model that was built outside of zero.Init",
-    pins={"transformers": "4.36.2", "deepspeed": "0.13.3"},
-    decided_by=("transformers",),
-    absent=(
-        api.Absent(
-            "transformers<4.28",
-            "it has no LLaMA yet",
-            "https://github.com/huggingface/transformers/pull/21955",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "precision": ("bf16", "fp16"),
-        "zero_stage": 3,
-        "code": api.by_code("a LLaMA is built under zero.Init"),
-    },
-    companions=(
-        api.Companion(
-            "transformers>=5",
-            {"deepspeed": "0.19.8"},
-            "DeepSpeed 0.13 cannot be imported with the numpy that transformers 5 resolves to",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.38.2"),
-        "original_arange": api.expect_clean(
-            about="4.36.2; the rotary embedding's constructor gets torch's own arange",
-            params={"remedy": "original_arange"},
-        ),
-        "tiny_model": api.expect_clean(
-            about="4.36.2; the buffers of a one-layer model, built on the CPU without zero.Init, "
-            "are copied into it",
-            params={"remedy": "tiny_model"},
-        ),
-        "persistent": api.expect_clean(
-            about="4.36.2; the buffers are made persistent, saved from a healthy model and loaded",
-            params={"remedy": "persistent"},
-        ),
-        "integers": api.expect_clean(
-            about="4.36.2 with a patch that counts positions in integers and casts them late",
-            defects=(INTEGERS,),
-        ),
-        "control": api.control("4.36.2 without zero.Init", params={"zero_init": False}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

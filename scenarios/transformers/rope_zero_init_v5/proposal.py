@@ -20,14 +20,3 @@ def counted_in_integers(function: Any) -> api.Edits:
             args=[*others, cst.Arg(cst.parse_expression("torch.int64"), cst.Name("dtype"))]
         )
         yield call, cst.Call(cst.Attribute(integers, cst.Name("float")))
-
-
-PROPOSAL = (
-    api.Defect(
-        upstream="transformers",
-        file="transformers/models/llama/modeling_llama.py",
-        scope="LlamaRotaryEmbedding.compute_default_rope_parameters",
-        edit=counted_in_integers,
-        about="counts in torch.int64 and casts afterwards, so that no context changes the result",
-    ),
-)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
@@ -41,56 +40,6 @@ DOCUMENTED = Documented(
     },
 )
 """Mismatched elements, of 64 and of 4096 * 128; ``cos`` is in bf16, as the layers get it."""
-
-
-@dataclass
-class Params(api.Knobs):
-    zero_init: bool = api.knob(True, about="whether the model is built under zero.Init")
-    guard: bool = api.knob(
-        False, about="whether transformers' own guard of arange is entered before zero.Init"
-    )
-    tokens: int = api.knob(
-        320, least=2, most=4096, about="length of the sequence whose logits are compared"
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Enable deepspeed.zero.Init causes very strange spikes in PPO policy_loss (the first case)",
-        "https://github.com/microsoft/DeepSpeed/issues/4932",
-        "https://github.com/huggingface/transformers/issues/28685",
-    ),
-    fix="none: transformers counts in integers up to 5.14.1, and no longer since 5.15.0",
-    symptom="63 of 64 rotary frequencies are in bf16 and wrong, relatively by up to 0.0045; the "
-    "cosines made from them are wrong by up to 2.0, and logits differ from position 1 on",
-    trigger="a model built inside an explicit `with deepspeed.zero.Init()`, in bf16 or fp16; in "
-    "5.15.0 to 5.22.2 also inside that of transformers' own integration",
-    remedy="in the newest release, enter transformers' prevent_arange_dtype_change() before "
-    "zero.Init, or let transformers' own integration enter zero.Init",
-    pins={"transformers": "5.23.0", "deepspeed": "0.19.8"},
-    decided_by=("transformers",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "precision": ("bf16", "fp16"),
-        "zero_stage": 3,
-        "code": api.by_code("the script, or transformers 5.15.0 to 5.22.2, enters zero.Init"),
-    },
-    known_upstream=False,
-    files=("transformers/models/llama/modeling_llama.py",),
-    ranks=1,
-    releases="transformers>=5",
-    absent=(api.Absent("transformers<5", "it counts in integers or has rope_zero_init"),),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.12.1"),
-        "guarded": api.expect_clean(
-            about="5.23.0 with its own guard of arange entered before zero.Init",
-            params={"guard": True},
-        ),
-        "control": api.control("5.23.0 without zero.Init", params={"zero_init": False}),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -13,18 +13,11 @@ Root cause: ``base_model_tp_plan`` did not name these norms. Since 5.3.0 it mark
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from harness.bugs import api
 from scenarios.transformers import _split as split
 from scenarios.transformers._sizes import SIZES
-
-
-@dataclass
-class Params(split.Params):
-    model: str = api.knob("qwen3", choices=("qwen3", "llama"), about="that is split")
-
 
 WITH_NORMS = {
     "apertus": "Apertus",
@@ -43,13 +36,6 @@ WITH_NORMS = {
 }
 """The models whose plans the fix changed, and how their classes begin."""
 
-ATTENTIONS = {
-    "gemma3n": ("TextAttention",),
-    "qwen3_omni_moe": ("ThinkerTextAttention",),
-    "t5gemma2": ("SelfAttention", "MergedAttention"),
-}
-"""How the classes of attention with such norms end, if not with "Attention"."""
-
 
 def classes(kinds: Callable[[str], Sequence[str]]) -> str:
     """The classes of these kinds, of each model."""
@@ -59,42 +45,6 @@ def classes(kinds: Callable[[str], Sequence[str]]) -> str:
         for kind in kinds(model)
     )
 
-
-SCENARIO = api.Scenario(
-    report=("https://github.com/huggingface/transformers/pull/42448",),
-    fix="https://github.com/huggingface/transformers/releases/tag/v5.3.0",
-    symptom="each rank has its own part of the gradient of q_norm and k_norm",
-    trigger="Qwen3, or another model with norms of each head, with tensor parallelism",
-    remedy="all-reduce the gradients of q_norm and k_norm over the ranks before each step",
-    pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
-    vehicles=("accelerate",),
-    absent=(
-        api.Absent(
-            "transformers<4.51",
-            "Qwen3 came with 4.51.0",
-            "https://github.com/huggingface/transformers/releases/tag/v4.51.0",
-        ),
-    ),
-    releases="transformers>=4.51",
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("the model is split with a tp_plan")},
-    seen={
-        classes(lambda _: ("PreTrainedModel",)): {"_tp_size": api.above(1)},
-        classes(lambda model: ATTENTIONS.get(model, ("Attention",))): {
-            "q_norm.weight.requires_grad": True  # and not frozen beside adapters
-        },
-    },
-    files=("transformers/models/qwen3/configuration_qwen3.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.3.0"),
-        "control": api.control("5.2.0 on one rank", ranks=1),
-        "llama": api.control(
-            "5.2.0 with LLaMA, which has no such norms", params={"model": "llama"}
-        ),
-    },
-)
 
 oracle = split.SplitModel(modules=("q_norm", "k_norm"))
 

@@ -15,63 +15,10 @@ planned steps are over early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
-from scenarios.transformers._history import OLD_ACCELERATE
 
 BATCH = 2
 """Rows of a micro-batch."""
-
-
-@dataclass
-class Params(api.Knobs):
-    rows: int = api.knob(9, least=4, about="of the dataset")
-    accumulation: int = api.knob(2, least=1, about="gradient_accumulation_steps")
-    epochs: int = api.knob(10, least=2, about="num_train_epochs")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Trainer may stop short of requested number of epochs when using "
-        "gradient_accumulation_steps > 1",
-        "https://github.com/huggingface/transformers/issues/33455",
-        "https://github.com/huggingface/transformers/issues/31677",
-    ),
-    fix="4.52.1 is right; we do not know the pull request",
-    symptom="the Trainer stops short of the requested number of epochs",
-    trigger="num_train_epochs, gradient_accumulation_steps above 1, and a number of batches that "
-    "they do not divide",
-    remedy="set max_steps to epochs * ceil(batches / gradient_accumulation_steps)",
-    pins={"transformers": "4.50.3", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    named_by=("traincheck: huggingface/transformers#33455",),
-    harm="loses data",
-    visibility="silent",
-    settings={
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("num_train_epochs is set, and the steps do not divide an epoch"),
-    },
-    files=("transformers/trainer.py",),
-    releases="transformers>=4.28",  # the model is a LLaMA, which came with 4.28
-    ranks=1,
-    present=(
-        api.Present(
-            "transformers>=4.20.1,<4.28",
-            "the plan is epochs * (batches // micro-batches)",
-            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.53.3"),
-        "control": api.control("4.50.3 without accumulation", params={"accumulation": 1}),
-        "whole_steps": api.control(
-            "4.50.3 with a number of batches that the steps divide", params={"rows": 8}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -14,44 +14,7 @@ from __future__ import annotations
 
 from harness.bugs import api
 from scenarios.transformers import _trainer_gas as gas
-from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 from scenarios.transformers._normaliser import SUM, TOKENS
-
-Params = gas.Params
-
-SCENARIO = api.Scenario(
-    report=(
-        "About GA loss in the latest transformers version",
-        "https://github.com/huggingface/transformers/issues/35663",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/35651",
-    symptom="the training loss of models with loss_kwargs becomes very large once gradient "
-    "accumulation is enabled",
-    trigger="the Trainer with gradient_accumulation_steps above 1, and a model whose forward has "
-    "**kwargs",
-    pins={"transformers": "4.48.0", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    absent=(BEFORE_COUNTING,),
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={
-        "trainer": True,
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("the model's forward has **kwargs"),
-    },
-    seen={"transformers.trainer.Trainer": {"model_accepts_loss_kwargs": True}},
-    files=("transformers/trainer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.48.1"),
-        "control": api.control("4.48.0 without accumulation", params={"accumulation": 1}),
-        "plain": api.expect_clean(
-            about="4.48.0 with a module of your own", params={"model": "plain"}
-        ),
-    },
-)
 
 
 def never_divided(step: gas.Step, records: api.Records) -> bool:

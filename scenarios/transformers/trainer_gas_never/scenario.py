@@ -14,58 +14,9 @@ divides. The fix lets the Trainer divide for these models. The same release brok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.transformers import _trainer_gas as gas
-from scenarios.transformers._history import BEFORE_COUNTING, OLD_ACCELERATE
 from scenarios.transformers._normaliser import SUM, TOKENS
-
-
-@dataclass
-class Params(gas.Params):
-    model: str = api.knob(
-        "plain",
-        choices=("llama", "plain"),
-        about="the model; only the forward of llama accepts num_items_in_batch",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "4.47.1 Hugging Face Trainer loss accumulated by sum instead of mean",
-        "https://github.com/huggingface/transformers/issues/35556",
-        "https://github.com/huggingface/transformers/pull/35438",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/35207",
-    symptom="with gradient_accumulation_steps=4 the gradient applied is 4 times the right one",
-    trigger="the Trainer with gradient_accumulation_steps above 1, and a model whose forward has "
-    "no **kwargs",
-    pins={"transformers": "4.46.3", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    absent=(BEFORE_COUNTING,),
-    named_by=("entangle: 6",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("the model's forward has no **kwargs"),
-    },
-    seen={"transformers.trainer.Trainer": {"model_accepts_loss_kwargs": False}},
-    files=("transformers/trainer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.48.0"),
-        "logged": api.expect_symptom("4.47.1", about="logs the sum of the micro-batches' losses"),
-        "control": api.control("4.46.3 without accumulation", params={"accumulation": 1}),
-        "llama": api.expect_clean(
-            about="4.46.3 with a LLaMA, whose forward has **kwargs", params={"model": "llama"}
-        ),
-    },
-)
 
 
 def never_divided(step: gas.Step, records: api.Records) -> bool:

@@ -26,45 +26,6 @@ from harness.bugs import api
 from scenarios.transformers import _trainer_gas as gas
 from scenarios.transformers._normaliser import SUM, TOKENS
 
-Params = gas.Params
-
-SCENARIO = api.Scenario(
-    report=(
-        "no report of this symptom; one of its cause: Gradients not averaged by GAS when using "
-        "DeepSpeed + model_accepts_loss_kwargs=True (Qwen3, Llama3, etc.)",
-        "https://github.com/huggingface/transformers/issues/45305",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/45349",
-    symptom="with gradient_accumulation_steps=4 the gradient applied is a quarter of the right "
-    "one, and the logged loss is right",
-    trigger="the Trainer with gradient_accumulation_steps above 1",
-    pins={"transformers": "5.2.0", "accelerate": "1.13.0"},
-    decided_by=("transformers",),
-    absent=(
-        api.Absent(
-            "transformers<5.2",
-            "5.2.0 is the first that divides in both, the Trainer and accelerate",
-            "https://github.com/huggingface/transformers/blob/v5.2.0/src/transformers/trainer.py",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={"trainer": True, "gradient_accumulation_steps": api.above(1)},
-    known_upstream=False,
-    files=("transformers/trainer.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("5.5.4"),
-        "before": api.expect_clean("5.1.0"),
-        "control": api.control("5.2.0 without accumulation", params={"accumulation": 1}),
-        "eight": api.expect_symptom(about="5.2.0, eight micro-batches", params={"accumulation": 8}),
-        "plain": api.expect_symptom(
-            about="5.2.0 with a module of your own", params={"model": "plain"}
-        ),
-    },
-)
-
 
 def divided_twice(step: gas.Step, records: api.Records) -> bool:
     """Each update is the right one divided by the number of accumulation steps, and the logged loss

@@ -19,61 +19,9 @@ from dataclasses import dataclass
 from harness.bugs import api
 from scenarios.common import applied
 from scenarios.transformers import _labels as labels
-from scenarios.transformers._history import OLD_ACCELERATE
 
 COUNTED = (1, 2, 6, 7, 3, 5, 4, 2)
 """How many labels of each of the 8 rows of a step count; the first label never does."""
-
-
-@dataclass
-class Params(api.Knobs):
-    head: str = api.knob("llama", choices=("llama", "gpt2"), about="the model that is trained")
-    accumulation: int = api.knob(
-        4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of the 8 rows of a step"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-    unequal: bool = api.knob(True, about="whether the rows have different numbers of labels")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Fix Gradient Accumulation issue",
-        "https://github.com/huggingface/transformers/pull/34191",
-    ),
-    fix="https://github.com/huggingface/transformers/pull/34191",
-    symptom="with gradient accumulation the gradient is not that of the same rows in one batch",
-    trigger="the Trainer with gradient_accumulation_steps above 1, and micro-batches with "
-    "different numbers of labels",
-    pins={"transformers": "4.45.2", "accelerate": "1.13.0"},
-    companions=(OLD_ACCELERATE,),
-    decided_by=("transformers",),
-    named_by=("entangle: 6",),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "gradient_accumulation_steps": api.above(1),
-        "code": api.by_code("micro-batches have different numbers of labels"),
-    },
-    files=("transformers/trainer.py",),
-    ranks=1,
-    present=(
-        api.Present(
-            "transformers>=4.20.1,<4.28",
-            "the mean loss is divided by the number of micro-batches",
-            "https://github.com/huggingface/transformers/blob/v4.26.1/src/transformers/trainer.py",
-        ),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("4.46.3"),
-        "control": api.control(
-            "4.45.2 with equally many labels in each row", params={"unequal": False}
-        ),
-        "one_batch": api.control("4.45.2 without accumulation", params={"accumulation": 1}),
-    },
-)
 
 
 def of_means(step: labels.Step, _: api.Records) -> bool:

@@ -26,62 +26,6 @@ ROUNDED_AWAY = 0.5
 part of it lost them."""
 
 
-@dataclass
-class Params(api.Knobs):
-    bits: int = api.knob(4, choices=(4, 32), about="of the base model's weights")
-    steps: int = api.knob(8, least=1, about="of training")
-    lr: float = api.knob(2e-4, above=0, about="of AdamW")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "SFTTrainer's QLoRA fp16 downcast also hits QDoRA magnitude vector, causing silent no-op "
-        "updates",
-        "https://github.com/huggingface/trl/issues/7268",
-    ),
-    fix="https://github.com/huggingface/trl/pull/7273",
-    symptom="the magnitude vector is cast to bf16 during the trainer's setup, and remains "
-    "unchanged during training, although it is trainable and receives updates",
-    trigger="LoraConfig(use_dora=True) on a base of 4 or 8 bits, and a trainer of trl",
-    remedy="cast the parameters whose names contain lora_magnitude_vector to fp32 after the "
-    "trainer is made",
-    pins={"trl": "1.14.2"},
-    companions=(
-        api.Companion(
-            "trl>=0.25",
-            {"bitsandbytes": "0.50.2", "peft": "0.21.2"},
-            "trl needs them only for adapters and for a quantized base",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "code": api.by_code("LoraConfig has use_dora, and the base model is quantized"),
-    },
-    files=("trl/trainer/sft_trainer.py",),
-    named_by=("reference: NUM.14",),
-    releases="trl>=0.25",
-    absent=(
-        api.Absent(
-            "trl<0.26",
-            "adapters are cast from 0.26.0 on",
-            "https://github.com/huggingface/trl/pull/4577",
-        ),
-    ),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.16.0"),
-        "control": api.control("1.14.2 on a base in fp32", params={"bits": 32}),
-        "fast": api.control(
-            "1.14.2 with 50 times the learning rate, which bf16 does not round away",
-            params={"lr": 1e-2},
-        ),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(api.Entry):
     kind_of_number: Annotated[str, api.one_of("bfloat16", "float32")]

@@ -13,53 +13,8 @@ no such keywords. That has no effect with transformers 4.47.1: there 0.14.0 is w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied, counted
-from scenarios.trl._companions import TRANSFORMERS_4
-
-
-@dataclass
-class Params(api.Knobs):
-    accumulation: int = api.knob(
-        4, choices=(1, 2, 4), about="gradient_accumulation_steps: parts of the 8 rows of a step"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.01, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "DPO LoRA loss incorrect with Gradient Accumulation in 4.48.1",
-        "https://github.com/huggingface/transformers/issues/35856",
-    ),
-    fix="https://github.com/huggingface/trl/pull/2615",
-    symptom="with gradient accumulation, DPO's loss is not divided by the number of micro-batches",
-    trigger="DPOTrainer, gradient accumulation, and a model whose forward takes keywords for the "
-    "loss",
-    pins={"trl": "0.13.0"},
-    companions=(
-        api.Companion(
-            "trl>=0.13,<0.15",
-            {"transformers": "4.48.1"},
-            "the fault is in how the two packages fit, so buggy and fixed differ in trl alone",
-        ),
-        TRANSFORMERS_4,
-    ),
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={"trainer": True, "gradient_accumulation_steps": api.above(1)},
-    seen={"trl.trainer.dpo_trainer.DPOTrainer": {"model_accepts_loss_kwargs": True}},
-    files=("trl/trainer/dpo_trainer.py",),
-    releases="trl>=0.9",  # older ones have no DPOConfig
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.14.0"),
-        "control": api.control("0.13.0 without accumulation", params={"accumulation": 1}),
-    },
-)
 
 
 def logged_unlike(records: api.Records) -> dict[str, bool]:

@@ -22,59 +22,6 @@ LENGTHS = {"unequal": ((4, 3, 2), (2, 5, 5)), "equal": ((4, 5, 5),)}
 """The words of a prompt, of its chosen and of its rejected completion; preferences take turns."""
 
 
-@dataclass
-class Params(api.Knobs):
-    prompts: str = api.knob(
-        "unequal", choices=tuple(LENGTHS), about="in length: of 4 and of 2 words, or of 4"
-    )
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Wrong tensor index for roll and truncate in DPOTrainer fn concatenated_forward( ).",
-        "https://github.com/huggingface/trl/issues/2330",
-    ),
-    fix="https://github.com/huggingface/trl/pull/2332",
-    symptom="concatenated_forward keeps the columns before first_empty_col - 1: the last token of "
-    "the longest rows is removed",
-    trigger="DPOTrainer, and micro-batches with several preferences whose prompts have different "
-    "lengths",
-    remedy="set per_device_train_batch_size to 1, and accumulate gradients",
-    pins={"trl": "0.12.2"},
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "code": api.by_code("DPOTrainer gets several preferences in a micro-batch"),
-    },
-    seen={
-        "trl.trainer.dpo_trainer.DPOTrainer": {
-            "args.per_device_train_batch_size": api.above(1),
-            "is_encoder_decoder": False,
-        }
-    },
-    files=("trl/trainer/dpo_trainer.py",),
-    releases="trl>=0.12",  # older ones put a token before each row
-    absent=(
-        api.Absent(
-            "trl<0.12",
-            "the columns are removed from 0.12.0 on",
-            "https://github.com/huggingface/trl/pull/2209",
-        ),
-    ),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.0"),
-        "control": api.control(
-            "0.12.2 with prompts of the same length", params={"prompts": "equal"}
-        ),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     cut: applied.Single

@@ -20,61 +20,6 @@ from harness.bugs import api
 from scenarios.common import applied
 
 
-@dataclass
-class Params(api.Knobs):
-    liger: bool = api.knob(True, about="use_liger_kernel, the loss without logits")
-    steps: int = api.knob(3, least=1, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "DPO and KTO skip DDP gradient synchronization with use_liger_kernel=True",
-        "https://github.com/huggingface/trl/issues/7245",
-    ),
-    fix="https://github.com/huggingface/trl/pull/7243",
-    symptom="DDP's forward never runs, so gradients are never all-reduced, and each rank keeps its "
-    "own",
-    trigger="DPOTrainer with use_liger_kernel, and DDP on several ranks",
-    remedy="train without use_liger_kernel, or with FSDP",
-    pins={"trl": "1.13.0"},
-    companions=(
-        api.Companion(
-            "trl>=0.16",
-            {"liger-kernel": "0.8.2"},
-            "trl needs it only with this setting; 1.13 demands at least this release",
-        ),
-    ),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "ranks": api.above(1),
-        "trainer": True,
-        "code": api.by_code("use_liger_kernel is on, and DDP averages the gradients"),
-    },
-    seen={
-        "trl.trainer.dpo_trainer.DPOTrainer": {
-            "use_liger_kernel": True,
-            "is_deepspeed_enabled": False,
-            "is_fsdp_enabled": False,
-        }
-    },
-    files=("trl/trainer/dpo_trainer.py",),
-    named_by=("reference: PAR.13",),
-    lanes=(api.Lane.GPU,),
-    releases="trl>=0.16",
-    absent=(
-        api.Absent("trl<0.19", "Liger's loss came with 0.19.0"),
-        api.Absent("trl>=0.29,<1.9", "under DDP the trainer raises an error instead"),
-    ),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.14.0"),
-        "control": api.control("1.13.0 with the loss of the logits", params={"liger": False}),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     own: applied.Single

@@ -20,46 +20,6 @@ from harness.bugs import api
 from scenarios.common import applied
 
 
-@dataclass
-class Params(api.Knobs):
-    reference: str = api.knob(
-        "none", choices=("none", "given"), about="model that the DPOTrainer gets besides the policy"
-    )
-    steps: int = api.knob(4, least=2, about="of training")
-    lr: float = api.knob(0.1, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "precompute_ref_log_probs not working correctly?",
-        "https://github.com/huggingface/trl/issues/2423",
-    ),
-    fix="https://github.com/huggingface/trl/pull/2431",
-    symptom="with precompute_ref_log_probs and no ref_model, the loss is 0.6931 in every step",
-    trigger="DPOTrainer with precompute_ref_log_probs and no reference model",
-    remedy="give the trainer a reference model",
-    pins={"trl": "0.12.2"},
-    harm="ruins training",
-    visibility="visible in the loss",
-    settings={"trainer": True, "code": api.by_code("precompute_ref_log_probs is on")},
-    seen={
-        "trl.trainer.dpo_trainer.DPOTrainer": {
-            "args.precompute_ref_log_probs": True,
-            "ref_model": (None,),
-            "is_peft_model": False,
-        }
-    },
-    files=("trl/trainer/dpo_trainer.py",),
-    releases="trl>=0.9",  # older ones have no DPOConfig
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.13.0"),
-        "control": api.control("0.12.2 with a reference model", params={"reference": "given"}),
-    },
-)
-
-
 @dataclass(frozen=True)
 class Step(applied.Step):
     micro_batches: Annotated[int, api.exactly(1)]

@@ -13,7 +13,7 @@ labels with -100 and does not look at the tokens.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs import api
 from scenarios.common import plain_loss, usual_checks
@@ -25,43 +25,10 @@ OWN, EOS, WORDS, VOCABULARY = 0, 2, 4, 32
 BATCH = 4
 
 
-@dataclass
-class Params(api.Knobs):
-    pad: str = api.knob("eos", choices=("eos", "own"), about="the tokenizer's padding token")
-    rows: int = api.knob(
-        8, least=4, most=16, multiple=BATCH, about="examples, each of another length"
-    )
-    epochs: int = api.knob(4, least=1, about="of training")
-    lr: float = api.knob(0.01, above=0, about="of AdamW, at the start")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Learning to generate EOS tokens",
-        "https://github.com/huggingface/trl/issues/1623",
-        "https://github.com/huggingface/trl/pull/3200",
-    ),
-    fix="https://github.com/huggingface/trl/pull/3200",
-    symptom="trained models do not learn to stop: the collator masks the EOS as if it were padding",
-    trigger="SFTTrainer without packing, and a tokenizer whose pad_token is its eos_token",
-    remedy="give the tokenizer a padding token of its own",
-    pins={"trl": "0.16.0"},
-    harm="ruins training",
-    visibility="silent",
-    settings={"trainer": True, "code": api.by_code("the tokenizer's pad_token is its eos_token")},
-    files=("trl/trainer/sft_trainer.py",),
-    releases="trl>=0.9",  # older ones have no SFTConfig
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.16.1"),
-        "control": api.control("0.16.0 with a padding token of its own", params={"pad": "own"}),
-    },
-)
 picture = labels.trained
 
 
-def _rows(params: Params) -> list[list[int]]:
+def _rows(params: Any) -> list[list[int]]:
     """The examples as tokens: some words, one more than in the row before, and the EOS."""
     words = VOCABULARY - WORDS
     return [
@@ -70,7 +37,7 @@ def _rows(params: Params) -> list[list[int]]:
     ]
 
 
-def _pad(params: Params) -> int:
+def _pad(params: Any) -> int:
     return EOS if params.pad == "eos" else OWN
 
 

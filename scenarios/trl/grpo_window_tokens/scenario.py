@@ -14,68 +14,8 @@ types cispo and vespo have the same line; grpo divides in another way, and is ri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from harness.bugs import api
 from scenarios.common import applied, counted
-from scenarios.trl._companions import TRANSFORMERS_4
-
-
-@dataclass
-class Params(api.Knobs):
-    generation: int = api.knob(
-        4, choices=(1, 2, 4), about="steps_per_generation: micro-batches of a generation"
-    )
-    accumulation: int = api.knob(
-        2, choices=(1, 2, 4), about="gradient_accumulation_steps: micro-batches of an update"
-    )
-    loss_type: str = api.knob("dapo", choices=("dapo", "grpo"), about="of GRPO")
-    steps: int = api.knob(4, least=1, about="of training")
-    lr: float = api.knob(0.01, above=0, about="of SGD")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "DAPO loss is not normalized by gradient_accumulation_steps",
-        "https://github.com/huggingface/trl/issues/5619",
-        "https://github.com/huggingface/trl/pull/6024",
-    ),
-    fix="https://github.com/huggingface/trl/pull/6024",
-    symptom="with steps_per_generation=4 and gradient_accumulation_steps=2 gradients are halved",
-    trigger="GRPO with loss_type dapo, cispo or vespo, and steps_per_generation different from "
-    "gradient_accumulation_steps",
-    remedy='set loss_type="grpo"',
-    pins={"trl": "1.9.0"},
-    companions=(TRANSFORMERS_4,),
-    harm="ruins training",
-    visibility="silent",
-    settings={
-        "trainer": True,
-        "code": api.by_code("steps_per_generation is not gradient_accumulation_steps"),
-    },
-    seen={
-        "trl.trainer.grpo_trainer.GRPOTrainer": {
-            "args.loss_type": ("dapo", "cispo", "vespo"),
-            "args.steps_per_generation": api.differs("args.gradient_accumulation_steps"),
-        }
-    },
-    files=("trl/trainer/grpo_trainer.py",),
-    releases="trl>=0.22",
-    absent=(api.Absent("trl<0.22", "the loss type dapo came with 0.22.0"),),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.9.1"),
-        "control": api.control(
-            "1.9.0 with one generation for each update", params={"generation": 2}
-        ),
-        "often": api.expect_symptom(
-            about="1.9.0 with two generations for each update: the gradients are doubled",
-            params={"generation": 2, "accumulation": 4},
-        ),
-        "grpo": api.control("1.9.0 with the loss type grpo", params={"loss_type": "grpo"}),
-    },
-)
 
 
 def by_window(step: counted.Step, records: api.Records) -> bool:

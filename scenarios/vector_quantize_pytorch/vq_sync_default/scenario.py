@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,38 +26,6 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-3
 """How far a codebook may be from another, as a part of its norm. Rounding moves it by 1e-6."""
 DIM, CODES = 4, 8
-
-
-@dataclass
-class Params(api.Knobs):
-    sync_codebook: bool = api.knob(False, about="is given as True; otherwise it is not given")
-    rows: int = api.knob(32, least=8, about="that each rank quantizes in a step")
-    steps: int = api.knob(5, least=1, about="of training")
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "automatically sync codebook, if distributed is initialized",
-        "https://github.com/lucidrains/vector-quantize-pytorch/commit/315098f",
-    ),
-    fix="https://github.com/lucidrains/vector-quantize-pytorch/commit/315098f",
-    symptom="the codebook is not synchronised, although there are several ranks",
-    trigger="several ranks, and a VectorQuantize without sync_codebook=True",
-    remedy="give VectorQuantize sync_codebook=True",
-    pins={"vector-quantize-pytorch": "1.7.0"},
-    releases="vector-quantize-pytorch>=0.4.10",
-    absent=(api.Absent("vector-quantize-pytorch<0.4.10", "sync_codebook came with 0.4.10"),),
-    harm="ruins training",
-    visibility="silent",
-    settings={"ranks": api.above(1), "code": api.by_code("sync_codebook is not given")},
-    files=("vector_quantize_pytorch/vector_quantize_pytorch.py",),
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("1.7.1"),
-        "control": api.control("1.7.0 with sync_codebook=True", params={"sync_codebook": True}),
-        "one_rank": api.control("1.7.0 on one rank", ranks=1),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:

@@ -14,7 +14,6 @@ goes back to that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +21,6 @@ from harness.bugs import api
 
 SAMPLES = 3
 """Samples in a shard."""
-
-
-@dataclass
-class Params(api.Knobs):
-    shards: int = api.knob(12, least=8, about="that are shuffled; with 8, one order in 40,320")
-    epochs: int = api.knob(4, least=2, about="passes over the shards")
-    workers: str = api.knob(
-        "none",
-        choices=("none", "new", "persistent"),
-        about="of a DataLoader: none, one new one in each epoch, or one for all epochs",
-    )
-    shuffle: str = api.knob(
-        "shardshuffle",
-        choices=("shardshuffle", "detshuffle"),
-        about="shardshuffle alone, or with detshuffle=True",
-    )
-
-
-SCENARIO = api.Scenario(
-    report=(
-        "Preserve shard-level randomness across dataset iterations",
-        "https://github.com/webdataset/webdataset/pull/502",
-    ),
-    fix="none as of webdataset 1.0.2; https://github.com/webdataset/webdataset/pull/502 is open",
-    symptom="WebDataset(..., shardshuffle=N) repeats the same shard order every time it is "
-    "iterated, without a seed",
-    trigger="shardshuffle without detshuffle, and several epochs of one dataset",
-    remedy="pass detshuffle=True, with persistent_workers=True if a DataLoader has workers",
-    pins={"webdataset": "1.0.2"},
-    harm="ruins training",
-    visibility="silent",
-    lanes=(api.Lane.CPU,),
-    settings={"code": api.by_code("a WebDataset shuffles its shards, and is read several times")},
-    files=("webdataset/compat.py",),
-    ranks=1,
-    variants={
-        "buggy": api.expect_symptom(),
-        "fixed": api.expect_clean("0.2.100"),
-        "control": api.control("1.0.2 with detshuffle=True", params={"shuffle": "detshuffle"}),
-        "new_workers": api.expect_symptom(
-            about="1.0.2, a new worker in each epoch", params={"workers": "new"}
-        ),
-        "persistent": api.expect_symptom(
-            about="1.0.2, a worker for all epochs", params={"workers": "persistent"}
-        ),
-    },
-)
 
 
 def plan(at: api.Position) -> api.Plan:
