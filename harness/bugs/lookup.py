@@ -155,14 +155,12 @@ def lookup(name: str, have: Mapping[str, str]) -> Lookup:
     """
     scenario = catalog.scenario(name)
     have = {**scenario.without, **have}
-    packages = [package for package in scenario.deciding if package in have]
+    packages = tuple(package for package in scenario.deciding if package in have)
     try:
         target = tuple(Version(have[package]) for package in packages)
     except InvalidVersion as error:
         return Lookup(None, str(error))
-    cells: dict[Point, list[Result]] = {}
-    for cell in result_file.statuses(name):
-        cells.setdefault(tuple(Version(cell.pins[p]) for p in packages), []).append(cell)
+    cells = result_file.by_point(name, packages)
     if not packages or not cells:
         return Lookup(None, "no results are recorded; check --run can tell")
     measurement = _measurement(_label(packages, target), cells[target]) if target in cells else None

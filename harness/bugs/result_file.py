@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -102,6 +103,23 @@ def _statuses(file: Path, changed: int, size: int, releases: str) -> tuple[Resul
     return tuple(sorted(cells, key=lambda cell: [_number(v) for v in cell.pins.values()]))
 
 
+def by_point(
+    scenario: str, packages: tuple[str, ...]
+) -> Mapping[tuple[Version, ...], Sequence[Result]]:
+    """The results of ``statuses`` by the releases of these packages."""
+    return _by_point(*_stamp(scenario), catalog.scenario(scenario).releases, packages)
+
+
+@cache
+def _by_point(
+    file: Path, changed: int, size: int, releases: str, packages: tuple[str, ...]
+) -> Mapping[tuple[Version, ...], Sequence[Result]]:
+    points: dict[tuple[Version, ...], list[Result]] = {}
+    for cell in _statuses(file, changed, size, releases):
+        points.setdefault(tuple(_number(cell.pins[p]) for p in packages), []).append(cell)
+    return points
+
+
 @cache
 def _number(text: str) -> Version:
     return Version(text)
@@ -110,13 +128,17 @@ def _number(text: str) -> Version:
 @cache
 def tested_releases(package: str) -> tuple[str, ...]:
     """The releases of a package that were tested with any bug, oldest first."""
-    versions = {
-        cell.pins[package]
-        for name in catalog.sound()
-        for cell in statuses(name)
-        if package in cell.pins
-    }
-    return tuple(sorted(versions, key=Version))
+    return tuple(sorted(_tested()[package], key=_number))
+
+
+@cache
+def _tested() -> Mapping[str, set[str]]:
+    versions: dict[str, set[str]] = defaultdict(set)
+    for name in catalog.sound():
+        for cell in statuses(name):
+            for package, version in cell.pins.items():
+                versions[package].add(version)
+    return versions
 
 
 def kept_runs(scenario: str) -> dict[str, list[Result]]:

@@ -32,7 +32,7 @@ from harness.rank.guard.settings import CHECKS, VARIABLE, Settings, signal_named
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.files import refuse_unless_creatable, write_whole, writing
 from harness.system.text import one_line, print_errors
-from harness.training.guard import child, injection, known
+from harness.training.guard import child, injection
 from harness.training.guard.report import DAMAGES, unended
 
 STOP = "stop"
@@ -48,7 +48,6 @@ def main(arguments: list[str]) -> int:
     if settings.out:
         with writing(Path(settings.out), "--out"):
             Path(settings.out).mkdir(parents=True, exist_ok=True)
-    settings.known = _known_bugs()
     code = injection.code_folder()
     with injection.run_folder(settings) as folder:
         findings = Findings(folder, Path(settings.out or folder))
@@ -168,15 +167,6 @@ def _settings(options: argparse.Namespace) -> Settings:
         quiet=options.quiet,
         check_only=options.check_only,
     )
-
-
-def _known_bugs() -> str:
-    """The file with the bugs of the catalogue."""
-    file = known.file(injection.home())
-    if not file.is_file():
-        print_errors("guard: reads the bugs of the catalogue, once: this takes some seconds")
-        known.write(file)
-    return str(file)
 
 
 class Findings:

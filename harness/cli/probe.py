@@ -431,9 +431,8 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         Pool() as pool,
         ExitStack() as stack,
     ):
-        if not (bugs := known.file(own_folder(cache_folder(), "guard"))).is_file():
-            progress.say("reading the bugs of the catalogue, once")
-            known.write(bugs)
+        bugs = Path(folder, "known.json")
+        known.write(bugs)
         settings = replace(settings, bugs=str(bugs))
         progress.say(f"probing {chosen.step_file or chosen.script}")
         patched = _patched(options, Path(folder) / "patched")

@@ -63,7 +63,7 @@ def test_what_the_kernel_does_not_start_is_a_mistake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.cli.guard._known_bugs", str)
+    monkeypatch.setattr(known, "bugs", list)
     Path("start").write_text(text)
     Path("start").chmod(mode)
     assert part in refused(capsys, ["guard", "./start"])

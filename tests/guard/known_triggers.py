@@ -19,9 +19,8 @@ class Detector(guard_detector.Detector):
     """guard with the catalogue, and without its alarms."""
 
     def record(self, path: Path) -> None:
-        file = known.file(Path(tempfile.gettempdir()))
-        if not file.exists():
-            known.write(file)
+        file = Path(tempfile.mkdtemp(), "known.json")
+        known.write(file)
         self.settings = Settings(every=1, quiet=True, known=str(file))
         super().record(path)
 

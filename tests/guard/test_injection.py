@@ -249,17 +249,3 @@ def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, 
 @pytest.mark.slow
 def test_packages_have_the_names_of_their_modules(bugs: list[dict[str, Any]]) -> None:
     assert "ignite" in of(bugs, "ignite_gas_loss")["affected"]
-
-
-def test_the_file_is_another_one_after_the_catalogue_has_changed(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(known, "ROOT", tmp_path)
-    scenario = tmp_path / "scenarios" / "torch" / "my_bug"
-    scenario.mkdir(parents=True)
-    files = [known.file(cache)]
-    for name in known.DEPENDS_ON:
-        (scenario / name).write_text("{}")
-        files.append(known.file(cache))
-    assert len(set(files)) == 4
-    assert files[-1] == known.file(cache)

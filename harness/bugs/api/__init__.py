@@ -40,8 +40,6 @@ from harness.bugs.api.shapes import (
 from harness.bugs.api.spec import (
     BUGGY,
     FIXED,
-    Absent,
-    Companion,
     Context,
     Defect,
     Edits,
@@ -49,7 +47,6 @@ from harness.bugs.api.spec import (
     Finding,
     Lane,
     Position,
-    Present,
     Record,
     Records,
     Scenario,

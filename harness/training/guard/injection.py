@@ -93,7 +93,8 @@ def run_folder(settings: Settings) -> Iterator[Path]:
             folder = new_folder_beside(home() / "run")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.enter_context(locked(folder / LOCK))
-            content = replace(settings, out=settings.out or str(folder))
+            known.write(folder / KNOWN)
+            content = replace(settings, out=settings.out or str(folder), known=str(folder / KNOWN))
             write_whole(folder / SETTINGS, content.to_json())
         if settings.out:
             with writing(Path(settings.out), "--out"):

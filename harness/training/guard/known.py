@@ -7,7 +7,6 @@ certain: it is named only by an alarm with the bug's signature.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from harness.bugs.api.settings import CODE
 from harness.rank.guard.settings import VISIBLE
-from harness.system.files import ROOT, write_whole, writing
+from harness.system.files import write_whole
 
 SIGNS = {
     "gradient": "gradients/mean gradients/none",
@@ -47,28 +46,10 @@ NOTES = {
 TIMES = "accumulation/weight gradients/longer"
 """The alarms that see a gradient which is a multiple of the right one."""
 
-DEPENDS_ON = ("bug.toml", "results.jsonl", "probe.json")
-
-
-def file(folder: Path) -> Path:
-    """The file in a folder; another one after the catalogue has changed."""
-    return folder / f"known-{_digest()}.json"
-
 
 def write(path: Path) -> None:
-    """Write the file. This takes seconds, as it looks up each release of each bug."""
-    with writing(path, "HARNESS_CACHE"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(list(bugs()), indent=1) + "\n")
-
-
-def _digest() -> str:
-    """A digest of all that the file depends on: to compute it takes less time than the file."""
-    digest = hashlib.sha256(Path(__file__).read_bytes() + repr(VISIBLE).encode())
-    for name in DEPENDS_ON:
-        for path in sorted((ROOT / "scenarios").glob(f"*/*/{name}")):
-            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    """Write the file: it has the affected releases of each bug."""
+    write_whole(path, json.dumps(list(bugs()), indent=1) + "\n")
 
 
 def bugs() -> Iterator[dict[str, Any]]:
