@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.training.guard import known
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]

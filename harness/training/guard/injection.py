@@ -20,6 +20,7 @@ from pathlib import Path
 from harness.rank.guard.settings import VARIABLE, Settings
 from harness.system.files import ROOT, folder_whole, locked, new_folder_beside, write_whole, writing
 from harness.system.machine import cache_folder, own_folder, refuse_unless_on_a_path
+from harness.training.guard import known
 
 HARNESS = ROOT / "harness"
 CODE = "distributed_bugs_guard"
@@ -93,12 +94,13 @@ def run_folder(settings: Settings) -> Iterator[Path]:
             folder = new_folder_beside(home() / "run")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.enter_context(locked(folder / LOCK))
-            known.write(folder / KNOWN)
-            content = replace(settings, out=settings.out or str(folder), known=str(folder / KNOWN))
+            bugs, out = folder / "known.json", settings.out or str(folder)
+            content = replace(settings, out=out, known=str(bugs))
             write_whole(folder / SETTINGS, content.to_json())
         if settings.out:
             with writing(Path(settings.out), "--out"):
                 write_whole(Path(settings.out) / SETTINGS, content.to_json())
+        known.write(bugs)
         yield folder
 
 
