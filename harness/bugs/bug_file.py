@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -21,12 +21,9 @@ from harness.bugs.api.spec import (
     HARMS,
     UNDECIDED,
     VISIBILITIES,
-    Absent,
-    Companion,
     Defect,
     Lane,
     Outcome,
-    Present,
     Scenario,
     Variant,
 )
@@ -36,8 +33,6 @@ FILE = "bug.toml"
 
 T = TypeVar("T")
 
-PARTS = {"companions": Companion, "absent": Absent, "present": Present}
-"""Arrays of tables."""
 CONDITIONS = ("above", "differs", "exists", "has", "none")
 """What a condition may say, beside a value or a list of values. ``has`` is a value that an
 attribute must have, also if others of its class lack the attribute; ``none`` means None, and
@@ -49,22 +44,17 @@ def read(file: Path, module: str) -> Scenario:
 
     Raises ValueError, which names the key and the choices.
     """
-    import tomli  # not in a rank
-
-    content = tomli.loads(file.read_text(encoding="utf-8"))
+    content = toml_in(file)
     defects = _defects(content.pop("defects", {}), module)
     knobs = _table(content.pop("params", {}), "[params]")
-    content["knobs"] = {k: _built(Knob, table, f"[params.{k}]") for k, table in knobs.items()}
+    content["knobs"] = {k: built(Knob, table, f"[params.{k}]") for k, table in knobs.items()}
     content["variants"] = {
         name: _variant(name, table, defects)
         for name, table in _table(content.get("variants", {}), "variants").items()
     }
-    for part, kind in PARTS.items():
-        tables = content.get(part, [])
-        content[part] = tuple(_built(kind, table, f"[[{part}]]") for table in tables)
     content["proposal"] = _chosen(content.get("proposal", ()), "proposal", defects)
     content["locks"] = file.parent / "locks"
-    bug = _built(Scenario, content, "the file")
+    bug = built(Scenario, content, "the file")
     _check(bug)
     return bug
 
@@ -74,7 +64,7 @@ def _defects(tables: Any, module: str) -> dict[str, Defect]:
     for name, table in _table(tables, "[defects]").items():
         place = table.get("edit", name)
         place = place if ":" in place else f"{module}:{place}"
-        edits[name] = _built(Defect, {**table, "edit": place, "name": name}, f"[defects.{name}]")
+        edits[name] = built(Defect, {**table, "edit": place, "name": name}, f"[defects.{name}]")
     return edits
 
 
@@ -91,7 +81,7 @@ def _variant(name: str, table: Any, defects: Mapping[str, Defect]) -> Variant:
         **table,
         "defects": _chosen(table.get("defects", ()), where, defects),
     }
-    return _built(Variant, content, where)
+    return built(Variant, content, where)
 
 
 def _check(bug: Scenario) -> None:
@@ -116,7 +106,14 @@ def _check(bug: Scenario) -> None:
         raise ValueError("known_in_part is for a bug with known_upstream = false")
 
 
-def _built(kind: type[T], table: Any, where: str) -> T:
+def toml_in(file: Path) -> dict[str, Any]:
+    """The content of a file of TOML."""
+    import tomli  # not in a rank
+
+    return tomli.loads(file.read_text(encoding="utf-8"))
+
+
+def built(kind: type[T], table: Any, where: str) -> T:
     """The object of a class whose fields a table has."""
     table = _table(table, where)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -138,6 +135,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is tuple and isinstance(value, list):
         return tuple(_typed(arguments[0], item, where) for item in value)
+    if is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
+        return built(hint, value, where)
     for choices in (Lane, Outcome):
         if hint in (choices, choices | None):
             _refuse_others(f"value of {where}", [value], list(choices))

@@ -12,54 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from harness.bugs import catalog
+from harness.bugs.packages import upstreams
 from harness.bugs.results import Status
 from harness.system.files import write_whole, writing
 
 FILE = "commits.json"
-
-REPOSITORIES = {
-    "accelerate": "huggingface/accelerate",
-    "ai2-olmo-core": "allenai/OLMo-core",
-    "albumentations": "albumentations-team/albumentations",
-    "datasets": "huggingface/datasets",
-    "deepspeed": "deepspeedai/DeepSpeed",
-    "diffusers": "huggingface/diffusers",
-    "ema-pytorch": "lucidrains/ema-pytorch",
-    "fla-core": "fla-org/flash-linear-attention",
-    "grain": "google/grain",
-    "heavyball": "HomebrewML/HeavyBall",
-    "huggingface-hub": "huggingface/huggingface_hub",
-    "keras": "keras-team/keras",
-    "lhotse": "lhotse-speech/lhotse",
-    "liger-kernel": "linkedin/Liger-Kernel",
-    "lightly": "lightly-ai/lightly",
-    "litdata": "Lightning-AI/litData",
-    "megatron-core": "NVIDIA/Megatron-LM",
-    "mmengine": "open-mmlab/mmengine",
-    "mosaicml": "mosaicml/composer",
-    "mosaicml-streaming": "mosaicml/streaming",
-    "opacus": "pytorch/opacus",
-    "open-clip-torch": "mlfoundations/open_clip",
-    "peft": "huggingface/peft",
-    "prodigyopt": "konstmish/prodigy",
-    "pytorch-ignite": "pytorch/ignite",
-    "pytorch-lightning": "Lightning-AI/pytorch-lightning",
-    "pytorch-metric-learning": "KevinMusgrave/pytorch-metric-learning",
-    "pytorch-optimizer": "kozistr/pytorch_optimizer",
-    "sentence-transformers": "UKPLab/sentence-transformers",
-    "timm": "huggingface/pytorch-image-models",
-    "torch": "pytorch/pytorch",
-    "torchao": "pytorch/ao",
-    "torchdata": "meta-pytorch/data",
-    "torchmetrics": "Lightning-AI/torchmetrics",
-    "torchtitan": "pytorch/torchtitan",
-    "torchtune": "meta-pytorch/torchtune",
-    "transformers": "huggingface/transformers",
-    "trl": "huggingface/trl",
-    "vector-quantize-pytorch": "lucidrains/vector-quantize-pytorch",
-    "webdataset": "webdataset/webdataset",
-}
-"""Where the repository of a package is on GitHub."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +36,7 @@ class BugCommit:
 
     @property
     def repository(self) -> str:
-        return f"https://github.com/{REPOSITORIES[self.package]}"
+        return f"https://github.com/{upstreams()[self.package].repository}"
 
     @property
     def link(self) -> str:

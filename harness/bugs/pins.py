@@ -20,66 +20,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from harness.bugs.api.spec import Scenario
+from harness.bugs.packages import upstreams
 from harness.system.errors import UserError
 from harness.system.text import short
 
 TORCH = "torch"
 """The package that overlays copy from an environment instead of installing it (see ``torches``)."""
-
-SOURCE_ONLY = ("deepspeed", "intervaltree")
-"""Packages that are published without wheels. They are built here, and are plain Python."""
-
-CONSTRAINTS = {
-    "accelerate<0.21": "setuptools<81",  # for pkg_resources
-    "datasets<2.14.6": "fsspec<2023.10",  # a newer one gives the local file system two names
-    "deepspeed<0.6": "protobuf<3.21",  # for tensorboardX
-    "deepspeed<0.11": "pydantic<2",
-    "deepspeed<0.15": "numpy<2",
-    "grain<0.2.4": "jax",
-    "lhotse": "intervaltree<3.2",  # without wheels until then, and 3.2 needs hatchling to be built
-    "litdata<0.2.14": "numpy<2",
-    "litdata<0.2.64": "setuptools<81",  # for pkg_resources
-    "megatron-core<0.10": "numpy",
-    "mmengine<0.5": "torchvision",
-    "mmengine<0.8.3": "setuptools<81",  # for pkg_resources
-    "mmengine<0.8.5": "yapf<0.40.2",  # which takes another argument
-    "mosaicml<0.24": "setuptools<81",  # for pkg_resources
-    "pytorch-lightning<2.4": "setuptools<81",  # for pkg_resources
-    "open-clip-torch<1": "tqdm",
-    "torch<2.3": "numpy<2",
-    "torchmetrics<1.4.1": "setuptools<81",  # for pkg_resources
-    "torchtune<0.7": "torchao",
-    "trl<0.12": "transformers<4.46",  # whose Trainer has a method of the same name as DPOTrainer
-    "trl>=0.12,<0.12.2": "transformers<4.47",  # whose Trainer gives log() another argument
-}
-"""Dependencies that a release should have declared: a bound, as a later release breaks it, or a
-package that it needs."""
-
-UNUSED = {
-    "lhotse": ("dataclasses",),
-    "mosaicml-streaming": (
-        *("azure-identity", "azure-storage-blob", "azure-storage-file-datalake", "boto3"),
-        *("google-cloud-storage", "matplotlib", "oci", "paramiko"),
-    ),
-}
-"""What a package requires and imports only when it is used, such as the clients of object stores:
-overlays leave it out. One of these has no wheel, and together they are larger than the rest. Or
-what Python has itself: dataclasses is Python 3.7's module for Python 3.6, and hides the newer one,
-so that no process starts."""
-
-WHEELS_OF = {"megatron-core<0.5": ("3.10",), "megatron-core<0.10": ("3.10", "3.11")}
-"""Releases without sources, and the only Pythons that they have wheels for.
-
-Another Python gets the wheel of the last of these, for the plain Python in it. It cannot import the
-compiled part, a helper of the data sets; nothing here imports that.
-"""
-
-
-BROKEN_PYTHONS = {
-    "pytorch-ignite<0.4.12": (">=3.11,<3.11.4", "https://github.com/pytorch/ignite/issues/2904")
-}
-"""Releases that some patch releases of Python cannot import, and where that is reported. Debian 12
-has Python 3.11.2."""
 
 
 @dataclass(frozen=True)
@@ -232,30 +178,42 @@ class Interpreter:
     packages: Mapping[str, Distribution]
 
 
+def source_only() -> list[str]:
+    """The packages that are published without wheels."""
+    return [name for upstream in upstreams().values() for name in upstream.source_only]
+
+
 def bounds(pins: Mapping[str, str]) -> list[str]:
     """The dependencies that these releases should have declared."""
-    return [bound for when, bound in CONSTRAINTS.items() if matches(when, pins)]
+    return [
+        entry.needs
+        for name, upstream in upstreams().items()
+        for entry in upstream.undeclared
+        if matches(name + entry.releases, pins)
+    ]
 
 
 def why_not_imported(pins: Mapping[str, str], python: str) -> str:
     """Why a Python, such as ``3.11.2``, cannot import these releases; empty if it can."""
-    for when, (pythons, report) in BROKEN_PYTHONS.items():
-        if matches(when, pins) and SpecifierSet(pythons).contains(python):
-            name = Requirement(when).name
-            return f"Python {python} cannot import {name} {pins[name]}: {report}"
+    for name, upstream in upstreams().items():
+        for entry in upstream.not_imported:
+            is_meant = matches(name + entry.releases, pins)
+            if is_meant and SpecifierSet(entry.pythons).contains(python):
+                return f"Python {python} cannot import {name} {pins[name]}: {entry.report}"
     return ""
 
 
 def by_python(stack: Stack) -> list[Stack]:
     """A stack split by the Python whose wheels are installed: first its own Python, then others.
 
-    See WHEELS_OF. The first part may have no pins.
+    See ``Wheels``. The first part may have no pins.
     """
     pins_by_python: dict[str, dict[str, str]] = {}
     pythons_of: dict[str, tuple[str, ...]] = {}
-    for when, pythons in WHEELS_OF.items():
-        if matches(when, stack.pins):
-            pythons_of.setdefault(Requirement(when).name, pythons)  # the first that matches
+    for name, upstream in upstreams().items():
+        for entry in upstream.wheels:
+            if matches(name + entry.releases, stack.pins):
+                pythons_of.setdefault(name, entry.pythons)  # the first that matches
     for name, pythons in pythons_of.items():
         if stack.python not in pythons:
             pins_by_python.setdefault(pythons[-1], {})[name] = stack.pins[name]

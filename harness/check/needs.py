@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from harness.check.synonyms import NAMES
+from harness.check.synonyms import NAMES, PACKAGES
 
-NEEDS: Mapping[str, Sequence[str]] = NAMES["needs"]
+NEEDS: Mapping[str, Sequence[str]] = {n: known.needs for n, known in PACKAGES.items()}
 NEEDS_ONE_RELEASE: Mapping[str, Sequence[str]] = NAMES["needs_one_release"]
 
 

@@ -7,7 +7,7 @@ is noticed there, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,16 +15,23 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from harness.bugs import catalog
-from harness.bugs.commits import REPOSITORIES
+from harness.bugs.bug_file import built
+from harness.bugs.packages import Upstream, upstreams
 from harness.system.documents import toml_of
 
 NAMES = toml_of(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
-"""What is known of packages by their names; the file explains each table."""
-ELSEWHERE: Mapping[str, str] = NAMES["elsewhere"]
+"""What is known of packages without bugs here; the file explains each table."""
+PACKAGES: Mapping[str, Upstream] = {
+    **upstreams(),
+    **{name: built(Upstream, table, name) for name, table in NAMES["others"].items()},
+}
+ELSEWHERE = {name: package for package, known in PACKAGES.items() for name in known.other_names}
 
 UPSTREAM = {
-    **{repository.lower(): package for package, repository in REPOSITORIES.items()},
-    **{repository: package for package, those in NAMES["former"].items() for repository in those},
+    repository.lower(): package
+    for package, known in PACKAGES.items()
+    for repository in (known.repository, *known.former_repositories)
+    if repository
 }
 """The package in a repository on GitHub."""
 AMBIGUOUS = ("ao", "composer", "data", "metrics", "streaming")
@@ -48,19 +55,16 @@ class Published:
     """Whether its releases have the code of the releases with the same number."""
 
 
-PUBLISHED = {
-    **{name: Published(**entry, same=True) for name, entry in NAMES["same"].items()},
-    **{
-        name: Published(package, f"its wheel of {version} installs the module of {package}")
-        for package, those in NAMES["wheels"].items()
-        for name, version in those.items()
-    },
-    **{
-        name: Published(package, f"its summary is that of {package}")
-        for package, those in NAMES["summaries"].items()
-        for name in those
-    },
-}
+def _published(package: str, known: Upstream) -> Iterator[tuple[str, Published]]:
+    for name, evidence in known.copies.items():
+        yield name, Published(package, evidence, same=True)
+    for name, version in known.forks.items():
+        yield name, Published(package, f"its wheel of {version} installs the module of {package}")
+    for name in known.summaries:
+        yield name, Published(package, f"its summary is that of {package}")
+
+
+PUBLISHED = dict(copy for entry in PACKAGES.items() for copy in _published(*entry))
 """By canonical name. Not here, as they contain other code: deepspeed-mii, deepspeed-kernels,
 deepspeed-vacc, diffusers-npu (an empty wheel), lightning-fabric, megatron-fsdp (it installs
 megatron_fsdp), peft-ex, pytorch-ignite-nightly and timm-ctp (modules of their own), tf-keras, and

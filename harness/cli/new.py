@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name, canonicalize_version
 
 import scenarios
-from harness.bugs import bug_file, catalog
+from harness.bugs import bug_file, catalog, packages
 from harness.bugs import pins as upstream
 from harness.bugs.api.spec import HARMS, UNDECIDED, VISIBILITIES
 from harness.bugs.pins import Stack
@@ -182,6 +182,8 @@ def new(
     code, bug = (TEMPLATE, _bug(chosen, fixed)) if like is None else _like(like, chosen, fixed)
     parent = parent_folder() / folder(chosen)
     _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
+    if not (parent / packages.FILE).exists():
+        write_whole(parent / packages.FILE, 'repository = "UNFINISHED: OWNER/NAME on GitHub"\n')
     _make_package(parent / name)
     write_whole(parent / name / f"{catalog.MODULE}.py", code)
     write_whole(parent / name / bug_file.FILE, bug)

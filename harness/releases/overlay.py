@@ -227,7 +227,7 @@ def _build_folder(
 
 def _install(stack: Stack, site: Path) -> str:
     """Lock and install the releases, and compile what is often imported; returns the lock."""
-    for name in set(stack.pins).intersection(pins.SOURCE_ONLY):
+    for name in set(stack.pins).intersection(pins.source_only()):
         # Built without torch, DeepSpeed's pipeline would broadcast instead of send, for ever.
         refuse_without_torch(f"building {name} {stack.pins[name]}")
     text = resolution.lock(stack)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from harness.bugs.packages import IMPORTS, import_name
+from harness.bugs.packages import import_name, upstreams
 from harness.bugs.pins import describe
 from harness.system.errors import UserError
 from harness.system.text import one_line
@@ -48,7 +48,7 @@ def changes(text: str) -> PatchSet:
 def packages(text: str) -> set[str]:
     """The packages that a patch may change, by the folders that its paths name: also some that do
     not exist."""
-    by_module = {module.partition(".")[0]: name for name, module in IMPORTS.items()}
+    by_module = {import_name(name).partition(".")[0]: name for name in upstreams()}
     folders = {part for changed in changes(text) for part in PurePosixPath(changed.path).parts[:-1]}
     return {by_module.get(folder, folder.replace("_", "-")) for folder in folders}
 

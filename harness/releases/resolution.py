@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from harness.bugs import pins
 from harness.bugs.api.spec import Scenario
+from harness.bugs.packages import upstreams
 from harness.bugs.pins import TORCH, Stack, here, is_source
 from harness.releases import locks, releases, sources, torches, uv
 from harness.system.errors import Inconclusive
@@ -112,7 +113,8 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     if not requirements:
         return ""
     base = set(BASE) - {Requirement(bound).name for bound in bounds}
-    unused = {name for package in stack.packages for name in pins.UNUSED.get(package, ())}
+    known = [upstream for name, upstream in upstreams().items() if name in stack.packages]
+    unused = {name for upstream in known for name in upstream.unused}
     return uv.run(
         [
             *("pip", "compile", "-", "--no-header", "--no-annotate"),

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness.bugs.pins import SOURCE_ONLY, Stack, here, is_source
+from harness.bugs.pins import Stack, here, is_source, source_only
 from harness.releases import index
 from harness.system import programs
 from harness.system.documents import toml_of
@@ -225,12 +225,13 @@ def give_up(threads: Container[int] | None = None) -> None:
 
 
 def wheels_only(pins: Mapping[str, str]) -> list[str]:
-    """Options that build nothing from source except SOURCE_ONLY; a checkout has been built.
+    """Options that build nothing from source except ``source_only``; a checkout has been built.
 
     Building numpy because a Python has no wheel of it would take an hour and then fail.
     """
     built = {name for name, version in pins.items() if is_source(version)}
-    sources = [word for name in SOURCE_ONLY if name not in built for word in ("--no-binary", name)]
+    missing = [name for name in source_only() if name not in built]
+    sources = [word for name in missing for word in ("--no-binary", name)]
     return ["--only-binary", ":all:", *sources]
 
 
@@ -244,7 +245,7 @@ def target(stack: Stack) -> list[str]:
 
 def build_options() -> list[str]:
     """Options for builds from source: DeepSpeed's setup.py imports torch, from this environment."""
-    sources = [word for name in SOURCE_ONLY for word in ("--no-build-isolation-package", name)]
+    sources = [word for name in source_only() for word in ("--no-build-isolation-package", name)]
     return ["--quiet", *sources]
 
 

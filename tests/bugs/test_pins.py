@@ -17,7 +17,7 @@ import pytest
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Companion
-from harness.bugs.packages import import_name
+from harness.bugs.packages import import_name, upstreams
 from harness.bugs.pins import Stack
 from harness.releases import index, releases, resolution, uv
 from harness.system.errors import Fault, Inconclusive, Unsupported, UserError
@@ -279,7 +279,7 @@ def test_a_lock_leaves_out_what_hinders_or_is_not_imported(fake_uv: Uv, name: st
     """dataclasses, which lhotse 1.18 needs, hides Python's own: torchrun ended with -9."""
     resolution.lock(replace(STACK, pins={name: "1.18.0"}))
     left_out = {line.split()[0] for line in fake_uv.overrides.splitlines()}
-    assert left_out == {*resolution.BASE, *pins.UNUSED[name]}
+    assert left_out == {*resolution.BASE, *upstreams()[name].unused}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from harness.bugs import catalog
-from harness.bugs.commits import REPOSITORIES
+from harness.bugs.packages import upstreams
 from harness.check.bug_status import BugStatus, recorded
 from harness.check.environment import Environment, of_files, of_interpreter
 from harness.check.installed import at_address
@@ -154,7 +154,7 @@ def test_a_new_fork_in_an_environment_is_noticed_without_a_table(venv_folder: Pa
 
 @pytest.mark.parametrize("package", NAMES)
 def test_the_repository_of_each_package_is_known(package: str) -> None:
-    repository = REPOSITORIES[package]
+    repository = upstreams()[package].repository
     for address in (
         f"git+https://github.com/{repository}",
         f"git+https://github.com/{repository}.git@main#subdirectory=src",

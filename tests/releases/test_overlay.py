@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from harness.bugs import pins
+from harness.bugs.packages import Undeclared, Upstream
 from harness.bugs.pins import Stack
 from harness.rank.manifest import MANIFEST, DamagedOverlay
 from harness.releases import overlay, overlay_cache, resolution
@@ -79,7 +80,8 @@ def test_a_key_changes_with_each_part_of_its_inputs(monkeypatch: pytest.MonkeyPa
     defects = [{}, {"name": "x"}, {"file": "up/x.py"}, {"scope": "two"}, edit]
     keys = [overlay.key(replace(STACK, **change)) for change in [{}, *stack]]  # type: ignore[arg-type]
     keys += [overlay.key(STACK, [replace(DEFECT, **change)]) for change in defects]  # type: ignore[arg-type]
-    monkeypatch.setitem(pins.CONSTRAINTS, "up<2", "beside<3")
+    bound = Undeclared("beside<3", releases="<2")
+    monkeypatch.setattr(pins, "upstreams", lambda: {"up": Upstream(undeclared=(bound,))})
     assert len({*keys, overlay.key(STACK)}) == 6 + 5 + 1
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from harness.bugs.packages import IMPORTS
 from harness.rank import events
 from harness.rank.events import Patches
 from harness.rank.probe import (
@@ -362,7 +361,7 @@ def _releases() -> dict[str, str]:
     """The release of each module that this process has imported."""
     releases = {}
     for name in list(sys.modules):
-        if "." not in name or name in IMPORTS.values():
+        if "." not in name or name == "megatron.core":
             with suppress(Exception):  # some modules compute their attributes
                 releases[name] = sys.modules[name].__version__
     return {name: version for name, version in releases.items() if type(version) is str}
