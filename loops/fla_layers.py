@@ -67,7 +67,9 @@ class Layer(nn.Module):
         shape = (*x.shape[:2], HEADS, WIDTH // HEADS)
         query, key = (nn.functional.elu(part).add(1).view(shape) for part in (first, second))
         value = self.third(x).view(shape)
-        return x + fused_recurrent_linear_attn(query, key, value, normalize=True)[0].flatten(2)
+        scale = (WIDTH // HEADS) ** -0.5
+        outputs = fused_recurrent_linear_attn(query, key, value, scale=scale, normalize=True)
+        return x + outputs[0].flatten(2)
 
 
 model = nn.Sequential(
