@@ -62,10 +62,22 @@ def configured():
     model = model_registry("debugmodel").model
     model.update_from_config(config=SimpleNamespace(parallelism=plan))
     layer = drawn(model.layers[-1].moe.build())
+    if RANKS == 1:  # there is nothing to split
+        return layer, None
     set_spmd_backend(plan.spmd_backend)
     dimensions = ParallelDims.from_config(plan, RANKS)
     layer.parallelize(dimensions)
     return layer, dimensions.get_mesh("tp")
+
+
+def outputs(x):
+    """The outputs of all ranks together."""
+    if mesh is None:
+        return layer(x)
+    results = layer(distribute_tensor(x, mesh, [Shard(1)]))
+    if not isinstance(results, DTensor):  # but the part of this rank
+        results = DTensor.from_local(results, mesh, [Shard(1)])
+    return results.full_tensor()
 
 
 layer, mesh = hooked() if find_spec("torchtitan.models.moe") else configured()
@@ -74,10 +86,7 @@ inputs, targets = (torch.randn(144, LENGTH, WIDTH, generator=draw) for _ in rang
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.01, foreach=False)
 batches = zip(inputs.split(options.batch_size), targets.split(options.batch_size), strict=True)
 for number, (x, y) in enumerate(batches, 1):
-    outputs = layer(distribute_tensor(x.to(device), mesh, [Shard(1)]))
-    if not isinstance(outputs, DTensor):  # but the part of this rank
-        outputs = DTensor.from_local(outputs, mesh, [Shard(1)])
-    loss = nn.functional.mse_loss(outputs.full_tensor(), y.to(device)) / options.accum
+    loss = nn.functional.mse_loss(outputs(x.to(device)), y.to(device)) / options.accum
     loss.backward()
     if number % options.accum == 0:
         optimizer.step()

@@ -81,12 +81,8 @@ def _judged(name: str) -> tuple[str, int]:
     signature = signatures.read(catalog.folder(name))
     if signature is None:
         return f"{name}: nothing was recorded", ExitCode.INCONCLUSIVE
-    if signature.false_alarms:
-        relations = ", ".join(sign.relation for sign in signature.false_alarms)
-        return (
-            f"{name}: the fixed release has a broken relation: {relations}",
-            ExitCode.NOT_AS_EXPECTED,
-        )
+    if broken := ", ".join(sign.relation for sign in signature.false_alarms):
+        return f"{name}: the fixed release breaks a relation: {broken}", ExitCode.NOT_AS_EXPECTED
     if signature.silent:
         return f"{name}: no answer: {signature.silent}", ExitCode.INCONCLUSIVE
     shown_relations = ", ".join(

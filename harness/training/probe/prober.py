@@ -41,13 +41,8 @@ class Loop:
     k: int = 3
     rows: int = 12
     other_seed: str = ""
-    launch: str = "cpu"
-    """``gpu`` for kernels that need one."""
-
-    @property
-    def on_gpus(self) -> int:
-        """How many ranks need a place on a GPU."""
-        return self.ranks if self.launch == "gpu" else 0
+    on_gpus: int = 0
+    """How many ranks need a place on a GPU, as their kernels do."""
 
     def settings(self) -> Settings:
         usual = loops.USUAL[self.script]
