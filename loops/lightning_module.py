@@ -1,4 +1,4 @@
-"""A LightningModule and its Trainer with DDP, as Lightning's documentation teaches them.
+"""A LightningModule and its Trainer with DDP or FSDP, as Lightning's documentation teaches them.
 
 An epoch has 24 rows. A checkpoint is saved at an epoch's end, from where Lightning can go on:
 within an epoch, its default loaders begin again. --manual is manual optimization. --validate-every
@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 try:
     import lightning.pytorch as lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 except ImportError:  # the same package under another name
     import pytorch_lightning as lightning
     from pytorch_lightning.callbacks import ModelCheckpoint
-    from pytorch_lightning.strategies import DDPStrategy
+    from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
@@ -32,6 +32,7 @@ parser.add_argument("--precision", default="32-true")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
 parser.add_argument("--manual", action="store_true")
 parser.add_argument("--static-graph", action="store_true")
+parser.add_argument("--fsdp", action="store_true", help="needs a GPU")
 parser.add_argument("--validate-every", type=int, default=0)
 parser.add_argument("--no-number", action="store_true", help="training_step has only the batch")
 parser.add_argument("--ema", action="store_true", help="an average that begins later")
@@ -46,10 +47,19 @@ options = parser.parse_args()
 class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(32), nn.Linear(32, 8)
-        )
         self.automatic_optimization = not options.manual
+        if not options.fsdp:
+            self.layers = self.made()
+
+    def made(self):
+        dropout = nn.Dropout(0.0 if options.fsdp else 0.1)
+        return nn.Sequential(
+            nn.Linear(16, 32), nn.GELU(), dropout, nn.LayerNorm(32), nn.Linear(32, 8)
+        )
+
+    def configure_model(self):
+        if options.fsdp:  # which makes the weights in its own precision here
+            self.layers = self.made()
 
     def training_step(self, batch, number):
         x, y = batch
@@ -105,15 +115,19 @@ class Quarters(torch.utils.data.Sampler):
 
 checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
 strategy = DDPStrategy(static_graph=True) if options.static_graph else "ddp"
+if options.fsdp:
+    strategy = FSDPStrategy(sharding_strategy="NO_SHARD" if options.devices == 1 else "FULL_SHARD")
 if options.quarters and options.devices == 1:
     strategy = "auto"  # DDP wraps the sampler on one rank, too
 callbacks = [checkpoints] if options.save else []
 if options.ema:
     callbacks.append(lightning.callbacks.EMAWeightAveraging(update_starting_at_step=50))
+local = int(os.environ.get("LOCAL_WORLD_SIZE", options.devices))  # fewer, where ranks share a GPU
 trainer = lightning.Trainer(
     accelerator="auto",
     strategy=strategy,
-    devices=options.devices,
+    devices=local,
+    num_nodes=options.devices // local,
     precision=options.precision,
     accumulate_grad_batches=options.accum,
     gradient_clip_val=options.clip or None,

@@ -2,6 +2,7 @@
 
     python -m harness signatures
     python -m harness signatures trainer_gas_twice heads_gas_ranks
+    python -m harness signatures fla_gate_linear        # on a machine with a GPU: a loop of kernels
 
 Each scenario whose probe.json has a loop is probed with the packages of its overlays. What breaks
 first is written to that file; the table in docs/probe_results.md is made from all of them.
@@ -17,10 +18,10 @@ from harness.releases import overlay, resolution
 from harness.run.server_pool import Pool
 from harness.system.errors import ExitCode, Inconclusive, UserError
 from harness.system.installation import refuse_without_torch
-from harness.system.machine import cache_folder
+from harness.system.machine import cache_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
 from harness.training.probe import signatures
-from harness.training.probe.prober import Loop, Prober
+from harness.training.probe.prober import Loop, Prober, leased_gpus
 from harness.training.probe.signatures import ProbeResult
 
 VARIANTS = ("buggy", "fixed")
@@ -50,10 +51,11 @@ def _loops(names: list[str]) -> list[tuple[str, Loop]]:
         if name not in catalog.names():
             raise UserError(catalog.unknown_scenario(name))
         signature = signatures.read(catalog.folder(name))
-        if signature is not None and signature.loop is not None:
-            loops.append((name, signature.loop))
+        loop = signature.loop if signature is not None else None
+        if loop is not None and not (why := loop.on_gpus and why_no_gpus(loop.on_gpus)):
+            loops.append((name, loop))
         elif names:
-            raise UserError(f"{name} has no loop in its {signatures.FILE}")
+            raise UserError(f"{name}: {why if loop else f'no loop in its {signatures.FILE}'}")
     return loops
 
 
@@ -63,10 +65,11 @@ def _probed(name: str, variant: str, loop: Loop, pool: Pool) -> ProbeResult:
 
     scenario, cache = catalog.scenario(name), cache_folder()
     stack = resolution.stack(scenario, pins.complete(scenario, scenario.pins_of(variant)), cache)
-    with overlay.borrow(stack, scenario.variant(variant).defects, cache) as borrowed_overlay:
+    defects = scenario.variant(variant).defects
+    with overlay.borrow(stack, defects, cache) as borrowed, leased_gpus(loop.on_gpus) as gpus:
         versions, today = str(torch.__version__), date.today().isoformat()
         try:
-            answers = Prober(pool, borrowed_overlay.site)(loop)
+            answers = Prober(pool, borrowed.site, gpus=gpus)(loop)
         except Inconclusive as error:
             why = str(error).partition("\n")[0]
             return ProbeResult(stack.pins, versions, today, {}, no_answer=why)
@@ -78,12 +81,8 @@ def _judged(name: str) -> tuple[str, int]:
     signature = signatures.read(catalog.folder(name))
     if signature is None:
         return f"{name}: nothing was recorded", ExitCode.INCONCLUSIVE
-    if signature.false_alarms:
-        relations = ", ".join(sign.relation for sign in signature.false_alarms)
-        return (
-            f"{name}: the fixed release has a broken relation: {relations}",
-            ExitCode.NOT_AS_EXPECTED,
-        )
+    if broken := ", ".join(sign.relation for sign in signature.false_alarms):
+        return f"{name}: the fixed release breaks a relation: {broken}", ExitCode.NOT_AS_EXPECTED
     if signature.silent:
         return f"{name}: no answer: {signature.silent}", ExitCode.INCONCLUSIVE
     shown_relations = ", ".join(

@@ -28,6 +28,7 @@ from harness.releases.overlay import Overlay
 from harness.system import archives
 from harness.system.errors import Inconclusive
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole
+from harness.system.machine import cores
 
 COMPRESSION = (
     {"id": lzma.FILTER_X86},
@@ -159,15 +160,16 @@ def _extract(archive: Path, folder: Path) -> None:
 
 def _assemble(aside: Path, keys: Sequence[str], cache: Path) -> None:
     """Compile the overlays for this Python, and write their manifests anew."""
-    compiled: dict[tuple[str, int], Path] = {}
-    for key in keys:
-        folder = aside / "overlays" / key
-        manifest = _read(folder)
-        (folder / overlay.SITE).mkdir(exist_ok=True)  # an overlay without releases has no file
-        _compile(folder / overlay.SITE, compiled)
-        manifest["files"] = files = overlay.seal(folder / overlay.SITE)
-        contents.share(folder / overlay.SITE, files, cache)
-        write_whole(folder / MANIFEST, json.dumps(manifest) + "\n")
+    folders = [aside / "overlays" / key for key in keys]
+    manifests, sites = [_read(folder) for folder in folders], [f / overlay.SITE for f in folders]
+    for site in sites:
+        site.mkdir(exist_ok=True)  # an overlay without releases has no file
+    with ThreadPoolExecutor(cores()) as pool:
+        _compile(sites, pool)
+        sealed = list(pool.map(overlay.seal, sites))
+    for folder, site, manifest, files in zip(folders, sites, manifests, sealed, strict=True):
+        contents.share(site, files, cache)
+        write_whole(folder / MANIFEST, json.dumps({**manifest, "files": files}) + "\n")
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -185,22 +187,23 @@ def _read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _compile(site: Path, compiled: dict[tuple[str, int], Path]) -> None:
-    """Compile an overlay, and link bytecode that an earlier overlay already has.
-
-    ``compiled`` has the bytecode of each path and content, and is extended.
-    """
-    waiting = []
-    for source in sorted(site.rglob("*.py")):
-        ours = bytecode.of(source)
-        file = (str(source.relative_to(site)), source.stat().st_ino)
-        ready = compiled.setdefault(file, ours)
-        if ready is ours:
-            waiting.append(source)
-        elif ready.is_file():
+def _compile(sites: Sequence[Path], pool: ThreadPoolExecutor) -> None:
+    """Compile all overlays at the same time, each path and content once; the others get a link."""
+    first: dict[tuple[str, int], Path] = {}
+    waiting: dict[Path, list[Path]] = {site: [] for site in sites}
+    links = list[tuple[Path, Path]]()
+    for site in sites:
+        for source in sorted(site.rglob("*.py")):
+            equal = first.setdefault((str(source.relative_to(site)), source.stat().st_ino), source)
+            if equal is source:
+                waiting[site].append(source)
+            else:
+                links.append((bytecode.of(equal), bytecode.of(source)))
+    list(pool.map(bytecode.compile_all, waiting.values(), waiting))
+    for ready, ours in links:
+        if ready.is_file():
             ours.parent.mkdir(exist_ok=True)
             link(ready, ours)
-    bytecode.compile_all(waiting, site)
 
 
 def sweep(cache: Path) -> None:

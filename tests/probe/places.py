@@ -26,7 +26,9 @@ def main(names: list[str]) -> int:
     with ExitStack() as loans, Pool() as pool:
         for name in names or catalog.sound():
             signature = signatures.read(catalog.folder(name))
-            if signature is None or signature.loop is None or "buggy" not in signature.recorded:
+            if signature is None or signature.loop is None or signature.loop.on_gpus:
+                continue
+            if "buggy" not in signature.recorded:
                 continue
             layouts = {one.layout for one in signature.recorded["buggy"].shown if not one.note}
             if not layouts:

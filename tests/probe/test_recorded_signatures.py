@@ -22,7 +22,7 @@ def recorded() -> Iterator[Any]:
     packages: set[str] = set()
     for name in catalog.sound():
         signature = signatures.read(catalog.folder(name))
-        if signature and signature.signs:
+        if signature and signature.loop and signature.signs and not signature.loop.on_gpus:
             subject = catalog.scenario(name).subject
             marks = pytest.mark.exhaustive if subject in packages else pytest.mark.by_day(6)
             packages.add(subject)

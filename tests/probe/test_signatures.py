@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from harness.bugs import catalog
+from harness.cli import signatures as command
+from harness.system.errors import UserError
 from harness.training.probe import loops, signatures
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.mistakes import MISTAKES, meaning, term
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout
+from harness.training.probe.prober import Loop
 from harness.training.probe.signatures import ProbeResult, Sign, Signature
 
 KNOWN = [
@@ -139,3 +142,12 @@ def test_no_release_without_its_bug_has_a_broken_relation() -> None:
 def test_nine_of_ten_bugs_that_have_a_loop_are_found() -> None:
     with_loop = [signature for _, signature in KNOWN if signature.loop]
     assert len([one for one in with_loop if one.signs]) >= 0.9 * len(with_loop)
+
+
+def test_a_loop_of_kernels_is_not_probed_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Signature(Loop("fla_layers.py", on_gpus=2))
+    monkeypatch.setattr(signatures, "read", lambda folder: kernels)
+    monkeypatch.setattr(command, "why_no_gpus", lambda ranks: f"{ranks} ranks need 1 GPU")
+    assert command._loops([]) == []
+    with pytest.raises(UserError, match="fla_gate_linear: 2 ranks need 1 GPU"):
+        command._loops(["fla_gate_linear"])

@@ -100,7 +100,9 @@ def upgrades(names: list[str], loans: ExitStack) -> Iterator[Upgrade]:
     """The upgrades to bugs, and those that change nothing. ``loans`` keep their overlays."""
     for name in names or catalog.sound():
         signature = signatures.read(catalog.folder(name))
-        if signature is None or signature.loop is None or "buggy" not in signature.recorded:
+        if signature is None or signature.loop is None or signature.loop.on_gpus:
+            continue
+        if "buggy" not in signature.recorded:
             continue
         signature_layouts = {
             one.layout for one in signature.recorded["buggy"].shown if not one.note

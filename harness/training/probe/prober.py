@@ -41,6 +41,8 @@ class Loop:
     k: int = 3
     rows: int = 12
     other_seed: str = ""
+    on_gpus: int = 0
+    """How many ranks need a place on a GPU, as their kernels do."""
 
     def settings(self) -> Settings:
         usual = loops.USUAL[self.script]
