@@ -94,9 +94,14 @@ def _check(bug: Scenario) -> None:
     for name, variant in bug.variants.items():
         _refuse_others(f"pin in [variants.{name}]", variant.pins, bug.pins)
         _refuse_others(f"parameter in [variants.{name}]", variant.params, bug.knobs)
+    _refuse_others("parameter in [triggered]", bug.triggered, bug.knobs)
     for missing in {BUGGY, FIXED} - set(bug.variants):
         raise ValueError(f"[variants.{missing}] is missing")
-    for place, conditions in {"settings": bug.settings, **bug.seen}.items():
+    for place, conditions in {
+        "settings": bug.settings,
+        "triggered": bug.triggered,
+        **bug.seen,
+    }.items():
         for name, condition in conditions.items():
             if isinstance(condition, Mapping):
                 _refuse_others(f"condition of {name} in {place}", condition, CONDITIONS)

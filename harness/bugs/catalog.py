@@ -14,7 +14,7 @@ import importlib
 import pkgutil
 import traceback
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -23,13 +23,13 @@ import scenarios
 from harness.bugs import bug_file
 from harness.bugs.api.checks import together
 from harness.bugs.api.knobs import params_class
-from harness.bugs.api.spec import FIXED, Defect, Scenario
+from harness.bugs.api.spec import FIXED, Defect, Scenario, exercised
 from harness.system.errors import HarnessError, UserError, unknown
 from harness.system.text import complaint, markdown
 
 T = TypeVar("T")
 
-PARTS = ("plan", "run", "detect", "exercised")
+PARTS = ("plan", "run", "detect")
 ORACLE = ("plan", "detect", "exercised", "insufficient_checks", "picture", "agree")
 """What the ``oracle`` of a scenario supplies, unless the scenario defines it itself. The oracle may
 have ``checks`` instead of ``insufficient_checks``."""
@@ -146,6 +146,11 @@ def load(name: str) -> ModuleType:
         check = getattr(module, "check_params", None)
         params = params_class(bug.knobs, check) if check else bug.params
         vars(module).update(bug=bug, Params=params)
+        if bug.triggered:
+            vars(module)["exercised"] = partial(exercised, bug.triggered)
+    if not hasattr(module, "exercised"):
+        mark_broken(name, "it lacks exercised")
+        raise BrokenScenario(_broken[name])
     return module
 
 

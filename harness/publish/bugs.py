@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from harness.bugs import catalog, commits, remedies, result_file
+from harness.bugs.api.settings import in_words
 from harness.bugs.api.spec import Scenario
 from harness.bugs.commits import BugCommit
 from harness.bugs.periods import Period, periods, tested
@@ -20,7 +21,7 @@ from harness.bugs.results import Result, Status
 from harness.publish import inputs
 from harness.publish.inputs import Evidence
 from harness.run.verdict_text import releases
-from harness.system.text import count, short
+from harness.system.text import count, listed, short
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Bug:
     @property
     def trigger(self) -> str:
         """What ``exercised`` looks for."""
+        if conditions := self.scenario.triggered:
+            return listed([f"{name} is {text}" for name, text in in_words(conditions).items()])
         return _doc(catalog.load(self.name).exercised)
 
     @cached_property

@@ -31,7 +31,6 @@ from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read, refuse_ex
 from harness.system.errors import UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import PROGRAM
-from harness.system.text import complaint
 
 CONFIGS = str(ROOT / "configs")
 KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
@@ -49,7 +48,6 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
     ``job`` must be called here. Raises UserError for what cannot be composed."""
     if any(word.startswith("hydra/launcher=") for word in arguments):
         raise UserError("hydra/launcher has no effect here: on=slurm sends runs to Slurm")
-    _register(arguments)
     begun = False
     refused: list[Exception] = []
     succeeded = False
@@ -74,6 +72,7 @@ def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> Non
         # Help shows the keys of one scenario. It comes first: --info may take the next word.
         arguments = [*(f"scenario={n}" for n in catalog.sound()[:1]), *arguments]
     _refuse_options(arguments)
+    _register(arguments)
     try:
         with _as_argv(arguments), _one_line(arguments):
             task()
@@ -201,39 +200,23 @@ def understood(argument: str) -> str:
 
 
 def _register(arguments: Sequence[str]) -> None:
-    """Register the scenarios with Hydra. Raises BrokenScenario for a broken one."""
+    """Register the scenarios with Hydra: those that are chosen with their parameters, and the
+    others by name, as it copies its store often. Raises BrokenScenario for a broken one."""
     store = ConfigStore.instance()
-    if not isinstance(store.repo, _Uncopied):
-        store.repo = _Uncopied(store.repo)
     store.store(name="schema", node=Schema)
-    for name in catalog.sound():
-        bug = catalog.scenario(name)
-        if _registered.get(name) is bug:
-            continue
-        try:
-            store.store(group="scenario", name=name, node=_node(name, bug), package="_global_")
-            _registered[name] = bug
-        except Exception as error:  # from Params: a default out of bounds, for example
-            catalog.mark_broken(name, complaint(error))
     nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
-    for name in (*catalog.broken(), *catalog.subjects(), ALL):
-        _registered.pop(name, None)
-        store.store(group="scenario", name=name, node=nothing, package="_global_")
-    for name in catalog.broken():
-        if f"scenario={name}" in arguments:
-            catalog.load(name)
-
-
-class _Uncopied(dict[str, Any]):
-    """Hydra copies its store of configurations 70 times to print its help, 4 s for 118 scenarios.
-    It only reads those copies."""
-
-    def __deepcopy__(self, _: object) -> _Uncopied:
-        return self
-
-
-_registered: dict[str, Scenario] = {}
-"""What was registered for each scenario. Registering takes 30 ms, and a command composes often."""
+    chosen = {word for a in arguments if a.startswith("scenario=") for word in re.split(r"\W+", a)}
+    if {"glob", "choice"} & chosen:  # Hydra's patterns
+        chosen.update(catalog.sound())
+    for name in (*catalog.names(), *catalog.subjects(), ALL):
+        node = nothing
+        if name in chosen and name in catalog.names():
+            try:
+                node = _node(name, catalog.scenario(name))
+            except ValueError as error:  # a default out of bounds
+                catalog.mark_broken(name, str(error))
+                catalog.scenario(name)
+        store.store(group="scenario", name=name, node=node, package="_global_")
 
 
 def _node(name: str, bug: Scenario) -> dict[str, Any]:

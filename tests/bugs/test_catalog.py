@@ -36,7 +36,7 @@ def test_each_folder_is_a_scenario_unless_it_is_private(more_scenarios: Path) ->
 
 
 BROKEN_CODE = {
-    "def run(ctx): pass\n": "it lacks plan, detect, exercised",
+    "def run(ctx): pass\n": "it lacks plan, detect",
     "x = 1\nif x\n    pass\n": "broken/scenario.py, line 2: SyntaxError: expected ':'",
     "import nothing_of_that_name\n": "line 1: ModuleNotFoundError: No module named 'nothing_of",
     "\n\nassert 1 == 2, 'a\\nb'\n": "scenario.py, line 3: AssertionError: a b",

@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.bugs.api.fields import F
 from harness.bugs.api.knobs import Knob, params_class
-from harness.bugs.api.settings import Condition
+from harness.bugs.api.settings import Condition, Setting, trigger
 from harness.system.errors import Inconclusive
 from harness.system.text import StrEnum
 
@@ -203,6 +203,9 @@ class Scenario:
     is enough."""
     seen_in_part: bool = False
     """Whether the bug also needs what nobody sees."""
+    triggered: Mapping[str, Condition] = field(default_factory=dict)
+    """The conditions for the trigger that the parameters decide; all must hold. Where the records
+    decide, the code has a function ``exercised`` instead."""
     vehicles: tuple[str, ...] = ()
     """Pinned packages that only drive the code with the bug: users meet it without them."""
     decided_by: tuple[str, ...] = ()
@@ -331,6 +334,13 @@ class Exercise:
         if not (self.met and other.met):
             return self if not self.met else other
         return Exercise(True, "; ".join(filter(None, (self.text, other.text))))
+
+
+def exercised(conditions: Mapping[str, Condition], records: Records) -> Exercise:
+    """Whether the parameters of a trial meet all conditions."""
+    values = {name: Setting(getattr(records.params, name)) for name in conditions}
+    answer = trigger(conditions, values)
+    return Exercise(bool(answer.met), answer.why)
 
 
 Record = dict[str, Any]

@@ -94,12 +94,6 @@ def _frozen(rows: list[int], records: api.Records) -> list[list[int]]:
     return [rows[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The run was resumed from the state of a resumed run."""
-    resumes = records.params.resumes
-    return api.Exercise.of(resumes > 1, f"resumed {resumes} times")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Checks of one part of the run, and of the first resume, and whether they fired."""
     parts = [part["seen"] for part in records.of("part")]

@@ -147,11 +147,3 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Each epoch after the resume has each row once."""
     whole = [sorted(rows) == list(range(records.params.rows)) for rows in _rows(records)]
     return {"an epoch after the resume has not each row once": not all(whole)}
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The sampler's state alone was loaded after it had drawn."""
-    p = records.params
-    how = "with" if p.beside else "without"
-    text = f"the state after {p.done} steps was loaded {how} the generator"
-    return api.Exercise.of(not p.beside, text)

@@ -95,13 +95,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The weights of a ZeRO checkpoint were exported with the default options."""
-    p = records.params
-    options = "the default options" if p.largest else "no largest size of a file"
-    return api.Exercise.of(p.largest, f"exported from ZeRO stage {p.stage} with {options}")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The file has the right names."""
     return {"a weight is missing in the file": not records.of("export")[0]["names_right"]}

@@ -74,13 +74,3 @@ def run(ctx: api.Context) -> None:
             losses.append(float(loss.detach()))
         engine.step()
         ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """ZeRO was at stage 1 or 2, and several backward passes came before each step, which DeepSpeed
-    had to tell apart."""
-    p = records.params
-    text = f"{p.backwards} backward passes before a step, at stage {p.zero_stage}"
-    text += f"; the boundary was: {p.boundary}"
-    lost = p.backwards > 1 and p.zero_stage > 0 and p.boundary == "default"
-    return api.Exercise.of(lost, text)

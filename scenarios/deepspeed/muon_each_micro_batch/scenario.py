@@ -30,10 +30,3 @@ def run(ctx: api.Context) -> None:
     from scenarios.deepspeed import _muon_steps as steps
 
     steps.train(ctx, ctx.params.zero_stage, ctx.params.micro_batches)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """ZeRO was at stage 3, and gradients were accumulated."""
-    p = records.params
-    text = f"{p.micro_batches} micro-batches in a step, at stage {p.zero_stage}"
-    return api.Exercise.of(p.zero_stage == 3 and p.micro_batches > 1, text)

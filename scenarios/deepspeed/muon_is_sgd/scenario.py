@@ -30,9 +30,3 @@ def run(ctx: api.Context) -> None:
     from scenarios.deepspeed import _muon_steps as steps
 
     steps.train(ctx, ctx.params.zero_stage, ctx.params.micro_batches)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """There was no ZeRO."""
-    stage = records.params.zero_stage
-    return api.Exercise.of(stage == 0, f"ZeRO was at stage {stage}")

@@ -53,12 +53,3 @@ def run(ctx: api.Context) -> None:
         zero_force_ds_cpu_optimizer=False,
         zero_optimization=zero,
     )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The optimizer was offloaded, and there were micro-batches between the first and the last."""
-    p = records.params
-    text = f"each step had {p.micro_batches} micro-batches"
-    return api.Exercise.needs(p.offload, "the optimizer was not offloaded") & api.Exercise.of(
-        p.micro_batches > 2, text
-    )

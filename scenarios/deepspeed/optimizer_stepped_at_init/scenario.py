@@ -57,9 +57,3 @@ def run(ctx: api.Context) -> None:
         loss = regression.step(ctx, engine, rows)
         weights = dict(engine.module.named_parameters())
         ctx.record("step", step, loss=loss, **beside.facts(engine.optimizer, weights, p.lr))
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """ZeRO made the optimizer."""
-    stage = records.params.zero_stage
-    return api.Exercise.of(stage > 0, f"ZeRO stage {stage} made Adam's state", "there was no ZeRO")

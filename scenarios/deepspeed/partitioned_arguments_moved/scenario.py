@@ -112,13 +112,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """Activations were partitioned, and an argument before a tensor was no tensor."""
-    p = records.params
-    text = f"partition_activations was {p.partition}; the mask was: {p.before}"
-    return api.Exercise.of(p.partition and p.before == "none", text)
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is computed in the forward pass."""
     (layer,) = records.of("layer")

@@ -84,9 +84,3 @@ def _read(lengths: list[int], params: Any, seed: int) -> Iterator[int]:
     )
     for batch in loader:
         yield from map(int, batch)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """DeepSpeed packed the rows."""
-    packed = records.params.packed
-    return api.Exercise.of(packed == "by_length", f"rows were packed {packed.replace('_', ' ')}")

@@ -34,10 +34,3 @@ def run(ctx: api.Context) -> None:
     linear_steps.train(
         ctx, 5.0, 0.1, p.micro_batches, zero_allow_untested_optimizer=True, zero_optimization=zero
     )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """ZeRO was at stage 2, and there were micro-batches before the last."""
-    p = records.params
-    text = f"each step had {p.micro_batches} micro-batches, at ZeRO stage {p.zero_stage}"
-    return api.Exercise.of(p.zero_stage == 2 and p.micro_batches > 1, text)

@@ -78,11 +78,3 @@ def _inputs(device: Any) -> dict[str, Any]:
     }
     places = {"img_ids": torch.zeros(IMAGE, 3), "txt_ids": torch.zeros(TEXT, 3)}
     return {name: value.to(device) for name, value in (random | places).items()}
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Blocks were recomputed, and the mask hid tokens."""
-    p = records.params
-    text = f"{p.hidden} of {TEXT} tokens are padding; "
-    text += "the blocks are recomputed" if p.checkpointing else "nothing is recomputed"
-    return api.Exercise(p.checkpointing and p.hidden > 0, text)

@@ -81,12 +81,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The weight is neither in fp32 nor in fp16."""
-    dtype = records.params.dtype
-    return api.Exercise.of(dtype in ("bfloat16", "float64"), f"a weight in {dtype}")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The training itself is right."""
     trained = [step.trained for step in records.typed(Step)]

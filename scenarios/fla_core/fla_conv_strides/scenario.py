@@ -75,11 +75,3 @@ def run(ctx: api.Context) -> None:
             right=kernels.results(reference, inputs, weights),
             documented=as_contiguous(inputs, weights),
         )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The output was concatenated with other columns."""
-    beside = records.params.beside
-    return api.Exercise.of(
-        beside > 0, f"{WIDTH} columns were concatenated with {beside} others", "nothing beside it"
-    )

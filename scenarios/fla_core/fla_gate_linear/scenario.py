@@ -91,10 +91,3 @@ def run(ctx: api.Context) -> None:
             right=kernels.results(plain, inputs, weights),
             documented=without_gate(inputs, weights),
         )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The linear layer was a part of the fused function."""
-    return api.Exercise.of(
-        records.params.fused, "the linear layer was fused", "the linear layer was torch's"
-    )

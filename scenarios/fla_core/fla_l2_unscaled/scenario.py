@@ -63,9 +63,3 @@ def run(ctx: api.Context) -> None:
             right={"penalty": penalty * share},
             documented=unscaled(penalty),
         )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The loss was divided by a number of micro-batches."""
-    parts = records.params.accumulation
-    return api.Exercise.of(parts > 1, f"the loss was divided by {parts}", "it was not scaled")

@@ -86,12 +86,6 @@ def insufficient_checks(records: api.Records) -> dict[str, bool]:
     return {"the sources have unequal numbers of batches": len({*counts.values()}) > 1}
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """More than one worker gave batches."""
-    workers = records.params.workers
-    return api.Exercise.of(workers > 1, f"the number of workers was {workers}")
-
-
 picture = api.grid(
     "From which source each batch is",
     "with the bug several batches in a row are of one source",

@@ -81,13 +81,3 @@ def run(ctx: api.Context) -> None:
             right=kernels.results(plain, inputs, weights),
             documented=as_first(inputs, cos, sin, weights),
         )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The rows had different positions."""
-    first = records.params.first
-    return api.Exercise.of(
-        first > 0,
-        f"a second document begins after {first} tokens in all rows but the first",
-        "equal positions",
-    )

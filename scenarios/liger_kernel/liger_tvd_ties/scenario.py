@@ -70,11 +70,3 @@ def run(ctx: api.Context) -> None:
             right=kernels.results(reference, {"student": student}, incoming),
             documented=pushed_down(student, teacher),
         )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Some entries had the same probability, 0, for student and teacher."""
-    equal = records.params.equal
-    return api.Exercise.of(
-        equal > 0, f"{equal} entries had the probability 0 in both models", "none were equal"
-    )

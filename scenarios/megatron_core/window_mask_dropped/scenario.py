@@ -35,15 +35,3 @@ def run(ctx: api.Context) -> None:
 
     with ctx.phase("steps"):
         packed.train(ctx)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Layers had a window, and several documents were packed into each row."""
-    window, documents = records.params.window, records.params.documents
-    return api.Exercise.of(
-        window > 0, f"the window was {window} tokens", "no layer had a window"
-    ) & api.Exercise.of(
-        documents > 1,
-        f"{documents} documents were packed into each row",
-        "each row was one document",
-    )

@@ -101,10 +101,3 @@ def _loader(ctx: api.Context) -> Any:
             return super().__len__() // BATCH
 
     return DataLoader(data, batch_sampler=Batches(data, **options))
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """A distributed sampler gave batches, for several epochs."""
-    p = records.params
-    text = f"{p.epochs} epochs with a distributed sampler of {p.sampler}"
-    return api.Exercise.of(p.sampler == "batches", text)

@@ -89,11 +89,4 @@ def _private(ctx: api.Context) -> tuple[Any, Any, Any, Any]:
     return model, optimizer, rows.to(ctx.device), labels.to(ctx.device)
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """A scheduler of Opacus' optimizer was resumed."""
-    p = records.params
-    text = f"a scheduler of the {p.scheduled} optimizer, resumed after {p.done} steps"
-    return api.Exercise.of(p.scheduled == "wrapper", text)
-
-
 picture = oracle.picture

@@ -81,12 +81,6 @@ def _apart(steps: list[api.Record]) -> bool:
     return any(step["apart"] > 1e-5 for step in steps)
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """Several micro-batches made a step."""
-    count = records.params.accumulation
-    return api.Exercise.of(count > 1, f"{count} micro-batches made a step", "no accumulation")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The training is right."""
     return {"the weights are not those of plain torch": _apart(records.of("step"))}

@@ -88,12 +88,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The wrapped scheduler was CosineAnnealingWarmRestarts."""
-    p = records.params
-    return api.Exercise.of(p.schedule == "warm_restarts", f"LRScheduler wrapped {p.schedule}")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss falls."""
     losses = [step["loss"] for step in records.of("step")]

@@ -60,13 +60,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The plugin is asynchronous, and the weight changed before the file was written."""
-    p = records.params
-    text = f"plugin: {p.io}; saved after step {p.save}, written {p.late} steps later"
-    return api.Exercise.of(p.io == "async", text, f"plugin: {p.io}")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The file is complete, and says the right step."""
     differs = any(saved["at"] != records.params.save for saved in records.of("saved"))

@@ -41,10 +41,3 @@ def run(ctx: api.Context) -> None:
             return self.trained(rows, self.count - 1)
 
     accumulating.fit(ctx, accumulating.Map if ctx.params.batch_idx else Without)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The step accumulated, and did not take the number of the batch."""
-    p = records.params
-    text = f"{p.accumulation} micro-batches; training_step takes batch_idx: {p.batch_idx}"
-    return api.Exercise.of(p.accumulation > 1 and not p.batch_idx, text)

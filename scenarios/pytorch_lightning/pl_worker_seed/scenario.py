@@ -69,12 +69,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """Workers drew the numbers, in several epochs."""
-    p = records.params
-    return api.Exercise.of(p.workers > 0, f"{p.workers} workers of a rank; {p.epochs} epochs")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """Within an epoch all numbers differ, also between the ranks."""
     numbers = [number for rank in draws(records, "torch") for number in rank[0]]

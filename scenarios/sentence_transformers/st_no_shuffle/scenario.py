@@ -97,9 +97,3 @@ def _sampler(pairs: Any, name: str, seed: int) -> Any:
         return NoDuplicatesBatchSampler(pairs, BATCH, drop_last=False, **options)
     order = SubsetRandomSampler(range(len(pairs)), generator=generator)
     return DefaultBatchSampler(order, BATCH, drop_last=False)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """NoDuplicatesBatchSampler chose the batches of several epochs."""
-    p = records.params
-    return api.Exercise.of(p.sampler == "no_duplicates", f"{p.epochs} epochs with {p.sampler}")

@@ -108,10 +108,3 @@ def run(ctx: api.Context) -> None:
 def _count(optimizer: Any, weight: Any) -> int:
     """The steps that Adam has counted for a weight."""
     return int(optimizer.state[weight]["step"]) if weight in optimizer.state else 0
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The layer was frozen before the optimizer's state was loaded."""
-    frozen = records.params.frozen
-    when = "never" if frozen == "never" else f"{frozen} the load"
-    return api.Exercise.of(frozen == "before", f"the first layer was frozen {when}")

@@ -68,10 +68,3 @@ def run(ctx: api.Context) -> None:
         weights = dict(module.named_parameters())
         facts = beside.facts(optimizer, weights, p.lr)
         ctx.record("step", step, loss=float(loss.detach()), **facts)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The state was asked for before the first step."""
-    asked = records.params.asked
-    when = "never" if asked == "never" else f"{asked} the first step"
-    return api.Exercise.of(asked == "before", f"the optimizer's state was asked for {when}")

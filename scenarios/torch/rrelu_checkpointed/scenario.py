@@ -135,13 +135,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """RReLU was last in a block, and its recomputation may stop early."""
-    p = records.params
-    text = f"last was {p.last}, use_reentrant {p.reentrant}, early stop {p.early_stop}"
-    return api.Exercise.of(p.last and not p.reentrant and p.early_stop, text)
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The loss is right as long as no wrong gradient was applied."""
     losses = [step["loss"] for step in records.of("step")]

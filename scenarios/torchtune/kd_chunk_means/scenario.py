@@ -59,10 +59,3 @@ def run(ctx: api.Context) -> None:
         loss.backward()
         features.record(ctx, step, loss, features.gradients(student), expected, documented)
         optimizer.step()
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Some chunks had fewer labels than others."""
-    p = records.params
-    text = f"{p.masked} of {TOKENS} tokens without a label, {p.chunks} chunk(s)"
-    return api.Exercise.of(p.masked > 0 and p.chunks > 1, text)

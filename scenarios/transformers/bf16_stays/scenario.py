@@ -64,14 +64,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The first training was in bf16, and nobody deleted the variable."""
-    p = records.params
-    return api.Exercise.of(
-        p.first == "bf16", "the first training was in bf16", "the first training was in fp32"
-    ) & api.Exercise.of(not p.clear, "the variable was left as it was", "the variable was deleted")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The second training learns."""
     losses = [float(step["loss"]) for step in records.of("second")]

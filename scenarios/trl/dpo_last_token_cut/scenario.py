@@ -69,9 +69,3 @@ def run(ctx: api.Context) -> None:
         )
     with ctx.phase("steps"):
         trainer.train()
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Prompts of a micro-batch had different lengths."""
-    prompts = records.params.prompts
-    return api.Exercise.of(prompts == "unequal", f"prompts of {prompts} lengths")
