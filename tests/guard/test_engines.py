@@ -11,88 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from harness.rank.guard.parameters import Modules, watched
 from harness.releases.overlay import Overlay
 from harness.system.files import ROOT
 from tests.overlays import lent, lent_packages, lent_release
-
-
-class Wrapper(nn.Module):
-    """Has the attribute of megatron-core's DDP that says who updates the weights."""
-
-    def __init__(self, is_distributed: bool) -> None:
-        super().__init__()
-        self.module = nn.Linear(3, 2)
-        self.ddp_config = SimpleNamespace(use_distributed_optimizer=is_distributed)
-
-
-def test_megatron_weights_that_a_step_gathers_later_are_not_compared() -> None:
-    for is_distributed in (True, False):
-        wrapper = Wrapper(is_distributed)
-        modules = Modules()
-        optimizer = SimpleNamespace(param_groups=[{"params": list(wrapper.parameters())}])
-        described = [
-            one.described for one in watched(optimizer, modules, set()) if one.described.optimized
-        ]
-        assert {bool(one.left_out) for one in described} == {is_distributed}
-        assert all(("of rank" in one.copy) == is_distributed for one in described)
-        del wrapper
-
-
-def test_zero_updates_parts_of_flat_copies_so_gradients_are_compared_and_updates_are_not() -> None:
-    model = nn.Linear(3, 2)
-    model.weight._hp_mapping = None  # type: ignore[attr-defined]
-    modules = Modules()
-    flat = nn.Parameter(model.weight.detach().reshape(-1).clone())
-    optimizer = SimpleNamespace(param_groups=[{"params": [flat]}])
-    (weight,) = (w for w in watched(optimizer, modules, set()) if w.parameter is model.weight)
-    assert weight.described.optimized
-    assert weight.hooked is model.weight
-    assert not weight.share.steps
-
-
-def test_zero_3_is_left_out_with_a_reason_although_its_optimizer_is_empty_between_steps() -> None:
-    model = nn.Linear(3, 2)
-    model.weight.ds_tensor, model.weight.ds_numel = model.weight.detach(), 6  # type: ignore[attr-defined]
-    modules = Modules()
-    optimizer = SimpleNamespace(param_groups=[{"params": []}])
-    (weight,) = (w for w in watched(optimizer, modules, set()) if w.parameter is model.weight)
-    assert weight.described.left_out == "ZeRO 3 shards them"
-    assert weight.described.optimized
-    assert weight.weight.numel() == weight.described.size == 0
-
-
-@pytest.mark.parametrize("is_flat", [True, False])
-def test_without_zero_the_copies_of_16_bits_are_what_is_stepped(is_flat: bool) -> None:
-    """DeepSpeed's fused optimizer steps a flat copy of a group, the other one a copy of each."""
-    model = nn.Linear(3, 2).bfloat16()
-    parameters = list(model.parameters())
-    copies = [parameter.detach().float() for parameter in parameters]
-    flat = torch.cat([copy.reshape(-1) for copy in copies])
-    optimizer = torch.optim.SGD([flat] if is_flat else copies, 0.1)
-    space = {"__module__": "deepspeed.runtime.fp16", "step": lambda _: None}
-    zero: Any = type("FP16_Optimizer", (), space)()
-    zero.optimizer, zero.fp16_groups = optimizer, [parameters]
-    if is_flat:
-        zero.fp32_groups_flat = [flat]
-    else:
-        zero.fp32_groups = [copies]
-
-    by_id = {id(entry.parameter): entry for entry in watched(optimizer, Modules(), set())}
-    assert by_id.keys().isdisjoint({id(flat), *map(id, copies)})
-    entries = [by_id[id(parameter)] for parameter in parameters]
-    for entry, copy in zip(entries, copies, strict=True):
-        assert torch.equal(entry.weight, copy.reshape(-1))
-        assert (entry.described.master, entry.described.optimized) == ("float32", True)
-        assert entry.hooked is entry.parameter
-    del zero
 
 
 @dataclass

@@ -88,17 +88,6 @@ def test_weights_that_are_not_finite_are_told_once(changes: list[Change], words:
     assert step(memory, 3, *changes) == []
 
 
-def test_first_gradient_of_the_backward_is_named() -> None:
-    def change(post: Post) -> None:
-        with_gradient(0)(post)
-        with_gradient(1)(post)
-        post.computed = {"1": "float32", "0": "float32"}  # the bias comes first
-
-    (alarm,) = step(Memory(), 1, change, ruins(0), ruins(1))
-    assert "the first gradient that is not finite is that of bias" in alarm.text
-    assert alarm.parameters == ["weight", "bias"]
-
-
 @pytest.mark.parametrize(
     "changes", [[with_gradient()], [with_gradient(name="used")], [with_gradient(), with_loss(NAN)]]
 )
@@ -198,11 +187,6 @@ def _only(model: nn.Module) -> Modules:
 
 def masked(x: Any) -> Any:
     return x.index_fill(1, torch.tensor([0]), -INF)
-
-
-def test_first_module_with_nan_is_named() -> None:
-    text = alarm_text(lambda x: x, lambda x: (x - 2).log(), lambda x: x + 1)
-    assert text == "the first nan is in the output of 1 (Scores)"
 
 
 def test_mask_is_not_blamed() -> None:

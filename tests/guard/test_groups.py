@@ -29,11 +29,7 @@ def alarms(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        ({"d": 1e-6}, {"d": 2e-6}),
-        ({"weight_decay": 0.1}, {"weight_decay": 0.0}),
-        ({"betas": [0.9, 0.999]}, {"betas": [0.9, 0.99]}),
-    ],
+    [({"d": 1e-6}, {"d": 2e-6}), ({"weight_decay": 0.1}, {"weight_decay": 0.0})],
 )
 def test_other_settings_on_a_rank_are_told_once(
     first: dict[str, Any], second: dict[str, Any]

@@ -13,7 +13,6 @@ from torch import nn
 from harness.rank import events
 from harness.rank.guard import training
 from harness.rank.guard.parameters import Modules
-from harness.rank.guard.process import makes_state
 from harness.rank.guard.training import Training
 
 
@@ -28,13 +27,6 @@ def armed() -> tuple[Training, nn.Module, torch.optim.Optimizer]:
 
 def hooks(model: nn.Module) -> int:
     return sum(len(parameter._backward_hooks or {}) for parameter in model.parameters())
-
-
-def test_check_has_hooks_until_it_ends() -> None:
-    training, model, _optimizer = armed()
-    assert hooks(model) == 2
-    training.disarm()
-    assert hooks(model) == 0
 
 
 def test_training_of_a_package_that_reduces_is_not_alone() -> None:
@@ -87,14 +79,6 @@ def test_model_is_freed_with_its_optimizer() -> None:
     gc.collect()
     assert weight() is None
     assert not training.due
-
-
-def test_a_step_by_which_deepspeed_makes_the_state_is_known_by_its_caller() -> None:
-    for package, is_known in (("deepspeed.runtime.zero", True), ("mine", False)):
-        space: dict[str, Any] = {"__name__": package, "question": makes_state}
-        exec("def initialize_optimizer_states(): return question()", space)
-        assert space["initialize_optimizer_states"]() is is_known
-    assert not makes_state()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

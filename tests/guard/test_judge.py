@@ -10,29 +10,9 @@ import torch
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import LocalAlarm, Post
+from harness.rank.guard.posts import Post
 from tests.guard.judging import judged, moves_weight, on_all, the_alarm, uses
 from tests.guard.made_posts import SIZES, Change, made_posts, sums
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_right_step_raises_no_alarm(ranks: int) -> None:
-    memory = Memory()
-
-    assert judge(made_posts(ranks=ranks), memory) == []
-    assert memory.compared["gradients"] == 2
-    assert memory.compared["updates"] == 2 * ranks
-    assert memory.compared["replicas"] == (2 if ranks > 1 else 0)
-    assert memory.not_seen == {}
-
-
-def test_other_weight_on_one_rank_is_no_replica() -> None:
-    alarms = judged({2: moves_weight(1e-4)}, ranks=4)
-
-    alarm = the_alarm([alarm for alarm in alarms if alarm.check == "replicas"])
-    assert alarm.ranks == [2]
-    assert alarm.parameters == ["weight"]
-    assert alarm.size == pytest.approx(1e-4, rel=1e-2)
 
 
 def test_stage_that_another_rank_trains_is_no_replica() -> None:
@@ -114,13 +94,6 @@ def reads(*rows: int) -> Change:
     return change
 
 
-def test_same_rows_on_two_ranks() -> None:
-    changes = {0: reads(1, 2, 3, 4), 1: reads(5, 6, 7, 8), 2: reads(1, 2, 3, 4)}
-    alarm = the_alarm(judged(changes, ranks=3))
-    assert (alarm.check, alarm.kind, alarm.ranks) == ("samples", "shared", [0, 2])
-    assert alarm.size == 4
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -143,15 +116,6 @@ def test_same_rows_are_right_if_no_wrapper_averages_over_all_ranks() -> None:
             parameter.ranks = []
 
     assert judged(on_all(change)) == []
-
-
-def test_alarms_of_ranks_are_one() -> None:
-    def change(post: Post) -> None:
-        post.alarms = [LocalAlarm("schedule", "resume", "the rate was lost", 0.1 * post.rank)]
-
-    alarm = the_alarm(judged(on_all(change, 3), ranks=3))
-    assert alarm.ranks == [0, 1, 2]
-    assert alarm.size == pytest.approx(0.2)
 
 
 def looks_at(*numbers: int) -> Change:
@@ -180,21 +144,6 @@ def test_part_of_the_parameters_is_judged(number: int) -> None:
     assert judge(made_posts(on_all(looks_at(number))), memory) == []
     compared = {"replicas": 1, "gradients": 1, "updates": 2, "accumulation": 1}
     assert memory.compared.items() >= compared.items()
-
-
-def test_fault_in_a_part_of_the_parameters() -> None:
-    def change(post: Post) -> None:
-        uses(1.5, slice(16, 20))(post)
-        looks_at(1)(post)
-
-    def flipped(post: Post) -> None:
-        looks_at(1)(post)
-        post.tensors["bits"][0] += 1
-
-    alarm = the_alarm(judged(on_all(change)))
-    assert (alarm.check, alarm.kind) == ("gradients", "longer")
-    alarm = the_alarm(judged({0: looks_at(1), 1: flipped}))
-    assert (alarm.check, alarm.ranks, alarm.parameters) == ("replicas", [1], ["bias"])
 
 
 @pytest.mark.parametrize("ranks", [2, 100])

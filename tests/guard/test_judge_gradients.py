@@ -12,12 +12,6 @@ from tests.guard.judging import judged, on_all, the_alarm, uses
 from tests.guard.made_posts import SIZES, made_posts, with_losses
 
 
-def test_longer_gradient() -> None:
-    alarm = the_alarm(judged(on_all(uses(2.0))))
-    assert (alarm.check, alarm.kind, alarm.ranks) == ("gradients", "longer", [0, 1])
-    assert alarm.size == pytest.approx(2.0)
-
-
 def test_sum_of_gradients_makes_up_for_a_loss_that_is_divided_by_the_ranks() -> None:
     def change(post: Post) -> None:
         uses(2.0)(post)
@@ -64,13 +58,6 @@ def test_parts_of_a_weight_are_compared_apart() -> None:
 
 def test_shorter_gradient_is_the_users_scale() -> None:
     assert judged(on_all(uses(0.5))) == []
-
-
-def test_one_parameter_with_another_gradient() -> None:
-    alarm = the_alarm(judged(on_all(uses(1.5, slice(16, 20)))))
-    assert (alarm.check, alarm.kind) == ("gradients", "mean")
-    assert alarm.parameters == ["bias"]
-    assert "alone" not in alarm.text
 
 
 def test_gradient_of_this_rank_alone() -> None:
@@ -123,15 +110,6 @@ def test_gradients_beside_one_that_is_not_finite_are_not_compared() -> None:
         post.tensors["used"] *= torch.linspace(1, 2, sum(SIZES))
 
     assert judged(on_all(change)) == []
-
-
-def test_gradient_that_the_optimizer_has_not() -> None:
-    def change(post: Post) -> None:
-        post.without_gradient, post.used, post.updates = ["weight", "bias"], [], []
-        post.tensors["used"] = torch.zeros(0)
-
-    alarm = the_alarm(judged(on_all(change)))
-    assert (alarm.check, alarm.kind, alarm.ranks) == ("gradients", "none", [0, 1])
 
 
 def test_rank_without_a_gradient_adds_zero_to_the_mean() -> None:
@@ -207,15 +185,3 @@ def test_cleared_gradients_are_a_fault_if_it_goes_on(is_whole: bool, checks: int
     for _ in range(checks):
         alarms.append(judge(made_posts(on_all(change)), memory))
     assert [len(found) for found in alarms] == [0] * (checks - 1) + [1]
-
-
-def test_parts_of_a_weight_have_gradients_of_their_own() -> None:
-    """Each rank of tensor parallelism has another part, and uses what it computed."""
-
-    def change(post: Post) -> None:
-        post.tensors["used"] = post.tensors["computed"].clone()
-        for parameter in post.described:
-            parameter.part, parameter.ranks = f"part of rank {post.rank}", []
-            parameter.copy += parameter.part
-
-    assert [one for one in judged(on_all(change)) if one.check == "gradients"] == []

@@ -91,19 +91,6 @@ def test_adam_counts_no_step_before_its_first_gradient(
     assert [one.kind for one in alarms if one.kind == "counted"] == kinds
 
 
-def test_weights_in_no_optimizer_that_never_move() -> None:
-    def change(post: Post) -> None:
-        post.check, post.foreign, post.unheld = 3, 2, ["weight", "bias"]
-        post.tensors["bits"] = post.tensors["first_bits"].clone()
-        for parameter in post.described:
-            parameter.optimized = False
-        post.computed, post.used, post.updates = {}, [], []
-
-    alarm = the_alarm(judged(on_all(change)))
-    assert (alarm.check, alarm.kind) == ("updates", "unheld")
-    assert alarm.text.startswith("weight and 1 more parameter get gradients but never move")
-
-
 def test_weights_that_the_loop_gave_no_optimizer_are_said() -> None:
     """Some loops freeze a part of a model so; others forget it."""
 

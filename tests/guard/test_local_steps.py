@@ -52,10 +52,6 @@ def kinds(memory: Memory, posts: list[Post]) -> set[tuple[str, str]]:
     return {(alarm.check, alarm.kind) for alarm in judge(posts, memory)} & APART
 
 
-def test_ranks_that_ddp_leaves_alone_against_the_loops_words_are_told_at_once() -> None:
-    assert kinds(Memory(), posts_of(1, loop_says_so=False)) == APART
-
-
 def test_gradients_of_one_direction_do_not_say_whether_ranks_are_alone() -> None:
     memory = Memory()
     assert kinds(memory, with_biases_of_one_direction(posts_of(1))) == set()

@@ -93,38 +93,6 @@ def test_sum_counts_its_targets_without_ignored_ones(by_keyword: bool) -> None:
     assert rows(losses) == [[pytest.approx(1 / 3), 3.0, 1.0]]
 
 
-def test_scale_of_a_scaler_is_noted() -> None:
-    losses, scaler = Losses(), torch.amp.GradScaler("cpu", 8.0)
-    backward(losses, scaler.scale(cross_entropy(losses, scores(), TARGETS)), scaler)
-    assert rows(losses) == [[8.0, 1.0, 8.0]]
-
-
-def test_loss_of_two_calls_or_of_none_is_unclear() -> None:
-    losses = Losses()
-    one, two = (cross_entropy(losses, scores(), TARGETS) for _ in range(2))
-    backward(losses, one + two)
-    assert losses.tensor() is None
-
-    losses.begin()
-    backward(losses, scores().sum())
-    assert losses.tensor() is None
-
-
-def test_call_without_a_gradient_is_no_loss_of_the_step() -> None:
-    losses = Losses()
-    with torch.no_grad():
-        cross_entropy(losses, scores(), TARGETS)
-    backward(losses, cross_entropy(losses, scores(), TARGETS))
-    assert rows(losses) == [[1.0, 1.0, 1.0]]
-
-
-def test_next_step_begins_without_losses() -> None:
-    losses = Losses()
-    backward(losses, cross_entropy(losses, scores(), TARGETS))
-    losses.begin()
-    assert losses.tensor() is None
-
-
 @pytest.mark.parametrize(("items", "count"), [(None, 1.0), (12, 0.25)])
 def test_label_smoothing_divides_by_its_own_tokens_or_by_all(items: Any, count: float) -> None:
     losses, smoother = Losses(), SimpleNamespace(ignore_index=-100)

@@ -68,7 +68,3 @@ def test_only_flat_parts_of_a_matrix_have_something_else_than_a_gradient_under_m
     if shape is None:
         optimizer.param_groups[0]["params"] = []
     assert bool(instead_of_gradients(optimizer)) is is_replaced
-
-
-def test_optimizer_of_torch_has_gradients() -> None:
-    assert instead_of_gradients(torch.optim.SGD([torch.zeros(4)], 0.1)) == ""

@@ -15,14 +15,6 @@ from harness.rank.guard.process_groups import ProcessGroups
 from tests.guard.conftest import Trainer
 
 
-def test_rank_without_a_process_group_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    groups = ProcessGroups()
-    groups.step_ended()
-    alarms = [groups.alarm(), groups.alarm()]
-    assert [alarm and alarm.kind for alarm in alarms] == ["alone", None]
-
-
 def test_rank_that_has_had_a_group_or_another_package_is_not_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

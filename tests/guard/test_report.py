@@ -85,12 +85,6 @@ def test_the_summary_is_printed_again(tmp_path: Path, capsys: Capture) -> None:
     ]
 
 
-def test_a_summary_without_a_field_is_damaged(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    assert main(["guard-report", str(tmp_path)]) == 3
-    assert capsys.readouterr().err.rstrip().endswith("summary.json is damaged: it has no 'steps'")
-
-
 def test_the_report_of_a_killed_training_has_its_alarms(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path, fault())
     (tmp_path / "summary.json").unlink()
@@ -216,12 +210,11 @@ def assert_harmless(text: str) -> None:
     [
         (None, 2, "has no summary.json and no alarms.jsonl: name the folder of guard --out"),
         ("{", 3, "summary.json is damaged"),
-        ('{"steps": 1}', 3, "summary.json is damaged"),
         ("[]", 3, "summary.json is damaged"),
         ("[" * 100_000, 3, "summary.json is damaged"),
         ('{"steps": 1e999}', 3, "summary.json is damaged"),
         ('{"faults": [{}]}', 3, "summary.json is damaged"),
-        ("{}", 3, "summary.json is damaged"),
+        ("{}", 3, "summary.json is damaged: it has no 'steps'"),
     ],
 )
 def test_what_is_no_report_is_one_line(

@@ -63,26 +63,11 @@ def kinds(alarms: list[LocalAlarm]) -> list[str]:
     return [alarm.kind for alarm in alarms]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_shuffled_epochs_are_right(workers: int) -> None:
-    rows = Rows()
-    read(rows, DataLoader(Numbers(), 4, shuffle=True, num_workers=workers), epochs=3)
-    assert rows.alarms == []
-
-
 def test_sequential_epochs_are_right() -> None:
     """Nobody asked for another order."""
     rows = Rows()
     read(rows, DataLoader(Numbers(), 4), epochs=3)
     assert rows.alarms == []
-
-
-def test_same_order_of_a_shuffled_loader_is_told_once() -> None:
-    order = [3, 1, 2, 0, *range(4, 24)]
-    rows = Rows()
-    read(rows, DataLoader(Numbers(), 4, sampler=OneOrder(order)), epochs=4)
-    assert kinds(rows.alarms) == ["order"]
-    assert "epoch 2" in rows.alarms[0].text
 
 
 def test_batch_that_comes_twice_in_an_epoch_is_told_once() -> None:

@@ -22,7 +22,6 @@ from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, View
 from harness.rank.guard.posts import Post
 from harness.rank.guard.rows import Rows
-from harness.rank.guard.samplers import names_of_epoch
 from tests.guard.test_rows import Numbers, kinds, read
 
 BATCH, RANKS = 2, 2
@@ -165,12 +164,6 @@ def test_order_of_a_sampler_that_nobody_tells_the_epoch_is_told() -> None:
     assert set(alarm_kinds([Shuffled(24)])) == {"order"}
     assert alarm_kinds([Shuffled(24)], tells=tell) == []
     assert alarm_kinds([InOrder(24)]) == []
-
-
-def test_names_of_an_epoch_are_read_by_the_iteration() -> None:
-    assert names_of_epoch(Part) == names_of_epoch(Shuffled) == frozenset({"epoch"})
-    assert names_of_epoch(Deaf) == names_of_epoch(DistributedSampler) == frozenset()
-    assert names_of_epoch(RandomSampler) == frozenset()
 
 
 @pytest.mark.parametrize("size", [24, 25, 5000])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard.sentences import watched_run
 from harness.rank.guard.summary import blind
 from tests.guard.conftest import Trainer
 
@@ -20,16 +19,6 @@ SETTINGS: dict[str, Any] = {
     "gpu": False,
 }
 ALL = {"replicas": 22, "gradients": 22, "updates": 22, "accumulation": 1, "samples": 1}
-
-
-def test_run_in_one_line() -> None:
-    assert watched_run({"torch": "2.13.0"}, SETTINGS) == (
-        "watches torch 2.13.0, 2 ranks, 1 micro-batch a step, fp32, optimizer AdamW"
-    )
-    settings = {"ranks": 1, "gradient_accumulation_steps": 4, "trainer": True, "gpu": True}
-    line = watched_run({"torch": "2.13.0"}, {**SETTINGS, **settings, "zero_stage": 2})
-    assert ", 1 rank, 4 micro-batches a step, " in line
-    assert line.endswith(", transformers' Trainer, DeepSpeed's ZeRO stage 2, on GPUs")
 
 
 def blind_checks(compared: dict[str, int], has_rows: bool = True, **settings: Any) -> set[str]:
