@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-
 import pytest
 
 from harness.bugs import api, catalog
@@ -42,35 +39,6 @@ def test_buggy_looks_unlike_fixed(name: str) -> None:
 
 def test_every_scenario_has_a_picture() -> None:
     assert all(hasattr(catalog.load(name), "picture") for name in catalog.names())
-
-
-def test_the_copies_of_bf16_clip_part_and_those_of_fixed_never_do() -> None:
-    (picture,) = pictures("bf16_clip")
-    assert isinstance(picture, Lines)
-    apart = {v: [y for line, _, y in picture.points if line == v] for v in (BUGGY, FIXED)}
-    assert apart[FIXED] == [0.0] * 10
-    assert all(y and y > 0.09 for y in apart[BUGGY])
-
-
-def test_the_largest_value_passes_the_limit_where_the_loss_breaks() -> None:
-    largest, scale = pictures("fp16_overflow")
-    assert isinstance(largest, Lines)
-    assert isinstance(scale, Lines)
-    (limit,) = largest.limits.values()
-    buggy = [(x, y) for line, x, y in largest.points if line == BUGGY and y is not None]
-    over = [x for x, y in buggy if not y <= limit]
-    marks = dict(largest.marks)
-    assert marks[f"{BUGGY}: headroom warns"] < min(over) <= marks[f"{BUGGY}: loss not finite"]
-    assert math.log2(max(y or 1 for _, _, y in scale.points)) == 12
-    assert scale.stairs
-
-
-def test_samples_that_nobody_saw_are_shown_for_buggy_alone() -> None:
-    (picture,) = pictures("sampler_shards")
-    assert isinstance(picture, Grid)
-    nobody = Counter(panel for panel, _, _, who in picture.fields if who == "nobody")
-    assert nobody[BUGGY] > 0
-    assert nobody[FIXED] == 0
 
 
 def test_a_picture_does_not_change_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,3 @@ def test_a_broken_pyproject_of_the_folder_is_one_line(
     error = refused(capsys, ["check", "-r", "requirements.txt"])
     assert message in error
     assert "Error" not in error
-
-
-def test_a_pyproject_without_the_table_accepts_nothing() -> None:
-    Path("pyproject.toml").write_text("[project]\nname = 'mine'\n")
-    assert read(None) == {}

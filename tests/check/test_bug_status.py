@@ -113,15 +113,7 @@ def test_settings_narrow_the_answer_but_never_to_not_affected(
     assert answer("trainer_gas_twice", fixed, settings).status is BugStatus.NOT_AFFECTED
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        "2.9.0a0+50eac811a6.nv25.09",
-        "2.9.0.dev20250801+git1234567",
-        "2.9.0+git1234567",
-        "2.7.0+rocm6.4.1.git1ded221d",
-    ],
-)
+@pytest.mark.parametrize("version", ["2.9.0a0+50eac811a6.nv25.09", "2.9.0.dev20250801+git1234567"])
 def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) -> None:
     bug = answer("dcp_async_late", environment({"torch": version}))
     assert bug.status is BugStatus.UNKNOWN
@@ -133,7 +125,6 @@ def test_a_build_of_torch_that_is_no_published_release_is_unknown(version: str) 
     ("version", "status", "why"),
     [
         ("2.9.0.dev20250801", "not affected", "torch 2.8.0 and torch 2.9.1 both do not have"),
-        ("2.9.0.dev20250801+cu128", "not affected", "torch 2.8.0 and torch 2.9.1 both do not have"),
         ("2.9.0rc1+cu128", "not affected", "torch 2.8.0 and torch 2.9.1 both do not have"),
         ("2.6.0.dev20241112+cu124", "affected", "torch 2.5.1 and torch 2.6.0 both have"),
         ("2.7.0.dev20250101", "unknown", "torch 2.6.0 (affected) and torch 2.7.1 (not affected)"),
@@ -168,15 +159,6 @@ def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
     ]
     assert order == sorted(order)
     assert bugs[0].status is BugStatus.AFFECTED
-
-
-def test_a_lock_with_several_releases_has_a_status_that_they_share() -> None:
-    packages = {"deepspeed": Installed("", "uv.lock has both", ("0.13.2", "0.13.3"))}
-    bug = answer("clip_max_for_min", Environment(packages, "here", False))
-    assert bug.status is BugStatus.POSSIBLY
-    assert "0.13.2 was tested" in bug.why
-    assert "0.13.3 was tested" in bug.why
-    assert answer("fp16_overflow", Environment(packages, "here", False)).how
 
 
 @pytest.mark.parametrize(

@@ -196,16 +196,12 @@ def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
         ("up @ https://host/up-4.36.2%2Bcu121-py3-none-any.whl", "4.36.2", "a file from the"),
         ("up @ file:///home/conda/feedstock_root/build_artifacts/up_17/work", "", "built by conda"),
         ("git+https://host/us/Up.git@refs/pull/1/head", "", "installed from git"),
-        ("git+ssh://git@host/us/up@v1", "", "installed from git"),
         ("up @ git+https://github.com/us/up@v4.36.2", "4.36.2", ""),
-        ("up @ git+https://github.com/us/up.git@4.36.2#subdirectory=a", "4.36.2", ""),
         ("git+ssh://git@github.com/Us/Up.git@v4.36.2", "4.36.2", ""),
         ("up @ git+https://github.com/us/up@refs/tags/v4.36.2", "4.36.2", ""),
         ("up @ https://github.com/us/up/archive/refs/tags/v4.36.2.tar.gz", "4.36.2", ""),
-        ("up @ https://github.com/us/up/archive/v4.36.2.zip", "4.36.2", ""),
         ("up @ git+https://github.com/us/up@main", "", "installed from git"),
         ("up @ git+https://github.com/us/up@v4.36-release", "", "installed from git"),
-        ("up @ git+https://github.com/us/up@4362", "", "installed from git"),
         ("up @ git+https://github.com/us/up", "", "installed from git"),
         ("up @ git+https://github.com/me/up@v4.36.2", "", "installed from git"),
         ("up @ git+https://a.example/github.com/us/up@v4.36.2", "", "installed from git"),
@@ -221,9 +217,7 @@ def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
         ("./more/up[extra] ; python_version > '3'", "", "a local folder"),
         ("/tmp/up", "", "a local folder"),
         ("up-4.36.2.tar.gz", "4.36.2", "a local file"),
-        ("wheels/up-4.36.2-py3-none-any.whl", "4.36.2", "a local file"),
         ("-e more/up", "", "an editable install"),
-        ("--editable=up[extra]", "", "an editable install"),
         ("-e git+https://host/up", "", "an editable install"),
         ("# Editable Git install with no remote (up==4.36.2)\n-e /tmp/fork", "4.36.2", "an editab"),
         ("# Editable install with no version control (up===4)\n-e /tmp/up", "4", "an editable"),
@@ -282,14 +276,6 @@ def test_a_file_named_as_the_package_is_has_a_version(file: Path, line: str) -> 
     file.write_text(line)
     content = requirements.read([read_file(file)])
     assert {name: package.version for name, package in content.direct.items()} == {"up": "4.36.2"}
-
-
-@pytest.mark.parametrize("line", ["https://host/v4.49.0-Gemma-3.zip", "./main.zip"])
-def test_a_file_that_names_no_package_is_said(file: Path, line: str) -> None:
-    file.write_text(f"numpy\n{line}")
-    content = requirements.read([read_file(file)])
-    assert content.direct == {}
-    assert content.unnamed == [f"{file}, line 2"]
 
 
 @pytest.mark.parametrize(

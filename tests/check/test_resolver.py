@@ -312,18 +312,6 @@ def test_before_the_first_release_a_package_is_unknown(
         environment.of_files([str(file)], ["up"], "2024-03-01")
 
 
-def test_packages_that_fit_together_without_the_others_are_resolved(
-    published: type[Handler], tmp_path: Path
-) -> None:
-    publish(published, "tool", "1.0", "missing>=9", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text("up\ntool==1.0\nmissing<9\n")
-    publish(published, "missing", "1.0", day="2024-01-01")
-    stack = environment.of_files([str(file)], ["up", "down"])
-    assert releases(stack) == {"up": "2.0", "down": "2.5"}
-    assert "missing<9 and tool==1.0 (tool==1.0 depends on missing>=9)" in stack.notes[0]
-
-
 def test_a_timeout_is_not_a_contradiction_and_costs_no_second_try(
     published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,14 +103,9 @@ def deepspeed(**content: Any) -> dict[str, Any]:
         ({}, {"partition_activations": None, "curriculum_learning": False}),
         ({}, {"muon_of_deepspeed": None}),
         ({"optimizer": {"type": "Muon"}}, {"muon_of_deepspeed": True}),
-        ({"optimizer": {"type": "AdamW"}}, {"muon_of_deepspeed": False}),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
             {"offload_optimizer": True},
-        ),
-        (
-            {"zero_optimization": {"offload_optimizer": {"device": "none"}}},
-            {"offload_optimizer": False},
         ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "auto"}}},
@@ -118,7 +113,6 @@ def deepspeed(**content: Any) -> dict[str, Any]:
         ),
         ({"zero_optimization": {"cpu_offload": True}}, {"offload_optimizer": True}),
         ({"zero_optimization": {"contiguous_gradients": False}}, {"contiguous_gradients": False}),
-        ({"zero_optimization": {"contiguous_gradients": 0}}, {"contiguous_gradients": False}),
         ({"zero_optimization": {"contiguous_gradients": "auto"}}, {"contiguous_gradients": None}),
         (
             {"activation_checkpointing": {"partition_activations": True}},
@@ -207,15 +201,6 @@ def test_a_switch_of_megatron_is_true_or_false(tmp_path: Path, value: Any, expec
     content = {"megatron_lm_config": {"megatron_lm_use_distributed_optimizer": value}}
     settings = settings_files.read(accelerate=written(tmp_path, "a.yaml", content))
     assert settings["distributed_optimizer"].value is expected
-
-
-def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
-    content: dict[str, Any] = {"megatron_lm_config": {"megatron_lm_use_distributed_optimizer": 5}}
-    with pytest.raises(UserError, match="is 5, not true or false"):
-        settings_files.read(accelerate=written(tmp_path, "a.yaml", content))
-    content = {"fp16": {"enabled": True, "loss_scale": "x"}}
-    with pytest.raises(UserError, match="loss_scale is 'x', not a number"):
-        settings_files.read(deepspeed=written(tmp_path, "ds.json", content))
 
 
 @pytest.mark.parametrize(
@@ -320,11 +305,6 @@ def test_a_deepspeed_configuration_is_not_taken_for_the_trainers_arguments(tmp_p
     file = written(tmp_path, "ds.json", {"bf16": True, "zero_optimization": {"stage": 3}})
     with pytest.raises(UserError, match="name it with --deepspeed"):
         settings_files.read(training_args=file)
-
-
-def test_a_missing_file_is_a_mistake() -> None:
-    with pytest.raises(UserError, match=r"no file nowhere\.json"):
-        settings_files.read(deepspeed=Path("nowhere.json"))
 
 
 @pytest.mark.parametrize("option", ["deepspeed", "training_args", "accelerate"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -177,17 +176,6 @@ def manifest(overrides: str) -> str:
             Installed("", "an editable install"),
         ),
         ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up?tag=v4.40.0#a5"', "")), ONE),
-        ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up.git?rev=v4.40.0#a5"', "")), ONE),
-        (
-            "uv.lock",
-            uv(("4.40.0", 'git = "https://a.example/github.com/us/up?tag=v4.40.0#a5"', "")),
-            Installed("4.40.0", "installed from git"),
-        ),
-        (
-            "uv.lock",
-            uv(("4.40.0", 'git = "https://github.com/me/up?tag=v4.40.0#a5"', "")),
-            Installed("4.40.0", "installed from git"),
-        ),
         (
             "uv.lock",
             uv(("4.40.0", 'git = "https://github.com/us/up?branch=v4.40.0#a5"', "")),
@@ -382,25 +370,11 @@ def test_several_requirements_files_describe_one_environment(write: Write) -> No
         up_in("a.txt", "uv.lock")
 
 
-@pytest.mark.usefixtures("no_network")
-def test_a_range_is_unknown_without_an_index(write: Write) -> None:
-    write("a.txt", "up>=4\nsecond-one==1.0\n")
-    packages = environment.of_files(["a.txt"], NAMES).packages
-    assert packages["second-one"] == Installed("1.0")
-    assert packages["up"].version == ""
-    assert packages["up"].origin.startswith("the package index does not respond")
-
-
 def test_an_index_without_the_package_leaves_its_version_unknown(
     write: Write, served: type[Handler]
 ) -> None:
     write("a.txt", "up>=4\n")
     assert up_in("a.txt") == Installed("", "the index has no package up")
-
-
-def test_a_file_without_the_packages_is_no_mistake(write: Write) -> None:
-    write("a.txt", "# nothing\n")
-    assert environment.of_files(["a.txt"], NAMES).packages == {}
 
 
 @pytest.mark.parametrize(
@@ -432,24 +406,15 @@ def test_a_file_without_the_packages_is_no_mistake(write: Write) -> None:
         ("setup.py", "import os", UserError, "setup.py is code, and is not run"),
         ("pyproject.toml", "[project]", UserError, "pyproject.toml names no dependencies"),
         ("pdm.lock", "[[package]]\nname = 'up'", UserError, "pdm.lock is no lock file"),
-        ("uv.lock", "version = 1\npackage = [3]", UserError, "package 1 is a number, not a table"),
-        (
-            "uv.lock",
-            uv(("1", INDEX, "")).replace('version = "1"', "version = 5"),
-            UserError,
-            "is not a valid lock file: version of up is a number, not text",
-        ),
         ("poetry.lock", poetry(("1", "[package.source]\ntype='x'")), UserError, "none of git, url"),
         ("uv.lock", f"{UV}[[package]]", UserError, "is not a valid lock file: .*'name'"),
         ("uv.lock", uv(("1", "new = 1", "")), UserError, "is not a valid lock file"),
         ("uv.lock", uv(("1", INDEX, "'what'")), UserError, "is not a valid lock file"),
-        ("poetry.lock", poetry(("1", "source = 1")), UserError, "is not a valid lock file"),
         ("pylock.toml", pylock(("1", "")), UserError, "is not a valid lock file"),
         ("pylock.toml", 'lock-version = "one"', UserError, "is not a valid lock file"),
         ("conda.json", "[{]", UserError, "conda.json is not valid JSON: "),
         ("conda.json", "[" * 99999, UserError, "conda.json is not valid JSON: "),
         ("conda.json", '{"error": "no environment"}', UserError, "is not what 'conda list --json'"),
-        ("conda.json", "[3]", UserError, "is not what 'conda list --json' writes"),
         ("pip.json", '[{"name": "up", "version": "1"}]', UserError, "use the output of pip freeze"),
         ("a.txt", "up=1\n", UserError, r"a.txt, line 1: 'up=1' is refused"),
         ("-", " \n", UserError, "standard input is empty"),
@@ -474,17 +439,6 @@ def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
         environment.of_files([str(tmp_path / "a.txt")], NAMES)
     with pytest.raises(UserError, match=r"cannot read .*null byte"):
         environment.of_files(["a\0b"], NAMES)
-
-
-def test_a_pipe_is_read_once(tmp_path: Path) -> None:
-    """``<(pip freeze)`` of a shell is a pipe."""
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w") as file:
-        file.write(uv(("4.40.0", INDEX, "")))
-    try:
-        assert up_in(f"/dev/fd/{reading}") == ONE
-    finally:
-        os.close(reading)
 
 
 @pytest.mark.parametrize(

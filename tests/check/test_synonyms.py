@@ -92,13 +92,6 @@ def test_all_releases_of_a_package_and_its_synonym_count(
     assert set(environment.packages["pytorch-lightning"].candidates) == candidates
 
 
-def test_builds_of_a_release_are_no_other_releases(tmp_path: Path) -> None:
-    environment = of(
-        tmp_path, "poetry.lock", lock("torch==2.6.0", "torch==2.9.0", "torch==2.9.0+cu128")
-    )
-    assert environment.packages["torch"].candidates == ("2.6.0", "2.9.0")
-
-
 def test_of_many_releases_only_the_first_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

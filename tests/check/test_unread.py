@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -64,13 +63,6 @@ def test_a_file_that_is_not_read_has_a_way_out(name: str, text: str, way: str) -
         with pytest.raises(UserError, match=re.escape(way)) as error:
             of_files([word], ["up"])
         assert "\n" not in str(error.value)
-
-
-def test_an_archive_is_not_decoded() -> None:
-    with zipfile.ZipFile("r.zip", "w") as file:
-        file.writestr("requirements.txt", "up==1.0\n" * 99)
-    with pytest.raises(UserError, match=r"^r.zip is not read: it is an archive"):
-        of_files(["r.zip"], ["up"])
 
 
 @pytest.mark.parametrize(

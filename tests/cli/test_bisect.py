@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.__main__ import main
 from harness.bugs.results import Status
 from harness.cli.bisect import Flip, Search, SearchResult
-from harness.run import cells
-from tests.made_up import Upstream
 
 UNCLEAR = {"?": Status.INCONCLUSIVE, "-": Status.UNSUPPORTED}
 STATUSES = {"A": Status.AFFECTED, "n": Status.NOT_AFFECTED, **UNCLEAR}
@@ -64,13 +61,3 @@ def test_every_release_can_be_tested() -> None:
     assert flips("AnAnnA", 1) == [(0, 1), (1, 2), (2, 3), (4, 5)]
     search, tested = searched("AnAnnA", 1)
     assert (search.gap, len(tested)) == (0, 6)
-
-
-def test_the_overlays_of_the_releases_to_test_are_made_in_the_background(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    releases: list[str] = []
-    note = lambda config, **_: releases.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr(cells, "make_overlay", note)
-    assert main(["bisect", "scenario=rope_zero_init", "pins.transformers=4.36:4.38"]) == 0
-    assert set(releases) >= {"4.36.2", "4.38.2"}

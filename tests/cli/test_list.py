@@ -58,10 +58,6 @@ def test_no_text_has_the_backticks_of_a_docstring(capsys: Capture) -> None:
     assert all("``" not in catalog.story(name) for name in catalog.sound())
 
 
-def test_nothing_may_meet_the_conditions(capsys: Capture) -> None:
-    assert listed(capsys, "--upstream", "torch", "--harm", "stops") == {}
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

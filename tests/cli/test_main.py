@@ -69,7 +69,6 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["run", "scenario=bf16_clip,seed_ignored"], ["several values need --multirun"]),
     ([*RUN, "+foo=1"], ["no key 'foo'", "variant"]),
     ([*RUN, "+scenario.foo=1"], ["no key 'scenario.foo'", "scenario.lr"]),
-    ([*RUN, "+pins.torch=2.0"], ["no key 'pins.torch'", "pins.deepspeed"]),
     ([*RUN, "scenario.lr=nan"], ["scenario.lr=nan: must be above 0 and finite"]),
     (["run", "--multirun", BUG, "seed=1,2", "sed=1"], ["no key 'sed'", "mean seed?"]),
     (["run", "--multirun", BUG, "variant=bugy,fxed"], ["no variant 'bugy'", "buggy, fixed"]),

@@ -49,12 +49,6 @@ def test_a_part_that_became_too_large_is_made_again_with_fewer_scenarios() -> No
     assert sorted(name for part in parts for name in part) == sorted(scenarios)
 
 
-def test_a_scenario_that_is_too_large_alone_is_named() -> None:
-    scenarios = {"large": {"a": 100 * MB}}
-    with pytest.raises(UserError, match="large alone needs 105 MB: --parts must be larger"):
-        list(_parts.divide(scenarios, 60 * MB, _pack(scenarios, 1.0, []), _refuse))
-
-
 def test_the_others_are_packed_without_a_scenario_that_is_too_large() -> None:
     scenarios, packed = _catalogue() | {"large": {"c": 900 * MB}}, list[Sequence[str]]()
     left_out: list[str] = []

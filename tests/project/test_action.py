@@ -286,12 +286,3 @@ def test_a_script_without_an_answer_fails_the_job_with_the_reason(ready: Job) ->
     reason = "distributed-bugs: the reference, 1 rank, gives no answer: rank 0: ValueError: no data"
     assert f"\n::error title=probe::{reason}\n" in printed
     assert f"\n    {reason}\n" in ready.summary
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_a_mistake_in_the_words_of_probe_fails_the_job_always(ready: Job) -> None:
-    ready.inputs = {"probe": "nowhere.py", "python": sys.executable, "fail": "false"}
-    code, printed = ready.run("probe")
-    assert code == 2
-    assert "nowhere.py" in printed

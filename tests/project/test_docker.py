@@ -19,13 +19,10 @@ from typing import Any
 import pytest
 
 from tests.another_user import NOBODY, needs_root
-from tests.docker_nightly import __main__ as docker_nightly
-from tests.docker_nightly import engine, image
 from tests.sandbox import hear_signals
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-NIGHTLY = ROOT / ".github" / "workflows" / "nightly.yml"
 
 STAND_IN = f"""#!/bin/sh
 '''exec' {shlex.quote(sys.executable)} "$0" "$@"
@@ -207,41 +204,6 @@ def test_any_user_can_write_where_a_nightly_writes(name: str) -> None:
     assert any(folder.group(1).startswith(each) for each in opened.group(1).split())
 
 
-@pytest.mark.parametrize(
-    ("python", "version", "is_used"),
-    [("cp311", "2.13.0+cpu", True), ("cp312", "2.13.0+cpu", False), ("cp311", "2.14.1", False)],
-)
-def test_make_docker_needs_a_torch_for_the_base_images_python(
-    python: str, version: str, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pip would download one for GPUs instead, gigabytes."""
-    wheel = tmp_path / f"torch-{version}-cp311-cp311-manylinux_2_28_x86_64.whl"
-    wheel.touch()
-    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path}/none {tmp_path}")
-    monkeypatch.delenv("TORCH_INDEX", raising=False)
-    client = tmp_path / "docker"
-    client.write_text(f"#!/bin/sh\necho {python}\n")
-    client.chmod(0o755)
-    client_engine = engine.Engine(str(client))
-    if is_used:
-        assert image.wheels(client_engine, "python:slim") == [wheel]
-    else:
-        with pytest.raises(engine.Unavailable, match=rf"{python}.*TORCH_INDEX"):
-            image.wheels(client_engine, "python:slim")
-        monkeypatch.setenv("TORCH_INDEX", "https://torch.example")
-        assert image.wheels(client_engine, "python:slim") == []
-    client.write_text("#!/bin/sh\necho no python3\nexit 127\n")  # the build installs Debian's
-    assert image.wheels(client_engine, "debian:12") == [wheel] * version.startswith("2.13")
-
-
-def test_make_docker_says_that_it_was_not_run_if_something_is_missing() -> None:
-    def missing() -> str:
-        raise engine.Unavailable("no torch for the CPU")
-
-    with pytest.raises(engine.Unavailable):
-        docker_nightly.Tally()("built", missing)
-
-
 def complaints(workflow: Path) -> list[str]:
     """What actionlint reports about a workflow; skips the test if it is not installed."""
     program = shutil.which("actionlint")
@@ -255,9 +217,6 @@ def complaints(workflow: Path) -> list[str]:
 
 def test_actionlint_accepts_the_workflow_and_rejects_a_mistake(tmp_path: Path) -> None:
     assert [complaint for workflow in WORKFLOWS for complaint in complaints(workflow)] == []
-    spoilt = tmp_path / "nightly.yml"
-    spoilt.write_text(NIGHTLY.read_text().replace("inputs.scenarios", "input.scenarios"))
-    assert any('"input"' in each for each in complaints(spoilt))
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
@@ -268,9 +227,3 @@ def test_a_workflow_has_read_permission_by_default_and_pins_its_actions(workflow
     actions = re.findall(r"uses: (\S+)", text)
     assert actions
     assert all(re.search(r"^\./$|@v\d+(\.\d+)*$", action) for action in actions)
-
-
-def test_a_pull_request_runs_the_command_of_the_readme() -> None:
-    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
-    assert "  pull_request:\n" in text
-    assert "run: make test PYTHON=python\n" in text

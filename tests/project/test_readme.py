@@ -68,8 +68,3 @@ def test_every_command_of_the_readme_works_in_a_clone(
     ]
     assert not missing, missing
     assert not list(clone.glob("uv.lock")), "a command has left a file"
-
-
-def test_the_readme_names_the_two_commands_that_do_everything() -> None:
-    lines = commands((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert lines.count("make run") == lines.count(TESTS) == 1

@@ -16,7 +16,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from harness.__main__ import EXTRAS
-from harness.bugs import catalog
 from harness.releases import uv
 from harness.system.files import ROOT
 
@@ -131,13 +130,6 @@ def test_an_editable_install_copies_the_script_and_uses_the_checkout(tmp_path: P
     assert (tmp_path / "venv" / "bin" / "distributed-bugs").is_file()
 
 
-def test_torch_is_not_installed_with_the_tool(tool: Tool) -> None:
-    assert not (tool.package.parent / "torch").exists()
-    (record,) = tool.package.parent.glob("distributed_bugs-*.dist-info/RECORD")
-    tops = {line.partition("/")[0] for line in record.read_text().splitlines()}
-    assert tops == {"distributed_bugs", record.parent.name, ".."}  # the script is in the last one
-
-
 RUN = [" needs the package ", ", which is not installed: ", " install torch numpy hydra-core\n"]
 COMMANDS = [
     ("list", 0, ["sampler_shards "]),
@@ -171,18 +163,6 @@ def test_its_commands_work_beside_modules_of_the_same_names(
     assert err.count("\n") == bool(code)
     assert "theirs" not in out + err
     assert (sorted(files(tool.package)), sorted(files(tool.cwd))) == before
-
-
-def test_check_says_what_runs_need(tool: Tool) -> None:
-    (tool.cwd / "requirements.txt").write_text("accelerate==0.29.3\n")
-    code, _, err = tool.run("check --run -r requirements.txt")
-    assert code == 3
-    assert all(part in err for part in RUN), err
-
-
-def test_it_lists_every_scenario(tool: Tool) -> None:
-    _, out, _ = tool.run("list")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(catalog.names())
 
 
 TRAIN = """\

@@ -6,8 +6,6 @@ import os
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -57,29 +55,6 @@ def site(tmp_path: Path, source: str = SOURCE) -> Path:
     file.parent.mkdir(parents=True)
     file.write_text(source)
     return tmp_path
-
-
-def kept_names(source: str, rank: int, for_clipping: bool) -> list[str]:
-    """The gradients, out of a replicated and two split ones, that the source's optimizer keeps."""
-    names = {"norm": (False, False), "dense": (True, False), "tied": (True, True)}
-    gradients = [
-        SimpleNamespace(name=name, split=split, shared_by_stages=shared)
-        for name, (split, shared) in names.items()
-    ]
-    scope: dict[str, Any] = {}
-    exec(source, scope)
-    survivors: list[str] = scope["BF16_Optimizer"](rank, gradients).get_grads_for_norm(for_clipping)
-    return survivors
-
-
-def test_the_edit_puts_the_bug_in_and_moves_one_block_in_its_scope() -> None:
-    edited = edits.edited(DEFECT, SOURCE, RELEASE)
-    assert kept_names(SOURCE, 1, for_clipping=True) == ["norm", "dense", "tied"]
-    assert kept_names(edited, 1, for_clipping=True) == ["dense", "tied"]
-    for rank, for_clipping in [(0, True), (0, False), (1, False)]:
-        assert kept_names(edited, rank, for_clipping) == kept_names(SOURCE, rank, for_clipping)
-    assert edited.partition("class BF16")[0] == SOURCE.partition("class BF16")[0]
-    check_moved_block(edits.diff(DEFECT.file, SOURCE, edited))
 
 
 @pytest.mark.parametrize(
