@@ -40,12 +40,6 @@ def test_time_of_the_thread_counts() -> None:
     assert steps_until_next([cost], 0.01) == 100
 
 
-def test_number_of_steps_replaces_the_budget() -> None:
-    dear = Cost(5, 50.0, 0.0, 10.0, 0.1, 60.0)
-
-    assert steps_until_next([dear], 0.01, every=7) == 7
-
-
 def test_number_of_steps_counts_from_the_last_check_not_from_its_judging() -> None:
     cost = Cost(5, 0.0, 0.0, 0.0, 0.1, 60.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from harness.rank.guard.conditions import MISSING
 from harness.rank.guard.live_objects import attribute
 from harness.rank.guard.posts import Post
 from harness.rank.guard.report import Report
-from harness.rank.guard.sentences import known_bug
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known
 from tests.guard.conftest import Trainer
@@ -69,17 +68,6 @@ def answer(entry: dict[str, Any], **settings: Any) -> str:
     versions = facts.releases(entry["packages"])
     bugs = facts.known_bugs([entry], versions, {**SETTINGS, **settings})
     return ("certain" if bugs[0]["certain"] else "possible") if bugs else "excluded"
-
-
-def test_bug_whose_trigger_occurs_is_named_with_its_reasons() -> None:
-    loss = Loss(gathers=True)
-    versions = facts.releases({MODULE: "package-with-bugs"})
-    (entry,) = facts.known_bugs([bug()], versions, SETTINGS)
-    assert known_bug(entry) == (
-        "KNOWN BUG my_bug: All is wrong, because package_with_bugs is 1.2.0 and ranks is 2 and "
-        "precision is bf16 and the loss gathers; use package-with-bugs 1.3.0 or later"
-    )
-    del loss
 
 
 def test_bug_that_is_not_set_off_is_never_certain() -> None:
@@ -176,16 +164,6 @@ def settings(**names: Any) -> dict[str, Any]:
     space = {"settings_of": facts.settings_of, "Post": Post, "__name__": names["module"]}
     exec("def step(self): return settings_of(Post(0, 0, 1), 3, None)", space)
     return space["step"](names["owner"])  # type: ignore[operator]
-
-
-def test_settings_of_transformers_trainer() -> None:
-    owner = SimpleNamespace(args=SimpleNamespace(gradient_accumulation_steps=2, bf16=True))
-    rules = settings(module="transformers.trainer", owner=owner)
-    assert rules["trainer"] is True
-    assert rules["gradient_accumulation_steps"] == 2
-    assert rules["precision"] == "bf16"
-    assert "zero_stage" not in rules
-    assert settings(module="somewhere", owner=owner)["trainer"] is False
 
 
 class DistributedOptimizer:

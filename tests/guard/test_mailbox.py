@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,26 +71,6 @@ class Pair:
 @pytest.fixture
 def pair() -> Pair:
     return Pair(dist.HashStore())  # type: ignore[attr-defined]
-
-
-def test_posts_of_all_ranks_are_judged_once(pair: Pair) -> None:
-    pair.send(0)
-    pair.turn(0)
-    assert pair.judged == []
-    pair.send(1)
-    pair.turn(1)
-    pair.turn(0)
-    assert pair.judged == [[0, 1]]
-    assert pair.boxes[0].notes == []
-
-
-def test_rank_0_chooses_the_next_step_of_both(pair: Pair) -> None:
-    for rank in (1, 0):
-        pair.send(rank, FIRST_CHECKS)
-        pair.turn(rank)
-    pair.turn(1)
-    assert pair.trainings[0].next_step == pair.trainings[1].next_step == FIRST_CHECKS + 4
-    assert pair.boxes[0].left_out == 0
 
 
 @pytest.mark.parametrize(("every", "next_step", "left_out"), [(1, 9, 3), (2, 9, 1), (10, 15, 0)])
@@ -343,12 +322,3 @@ def test_end_does_not_wait_for_a_rank_that_has_ended(monkeypatch: pytest.MonkeyP
     pair.send(0)
     box.close()
     assert not box._thread.is_alive()
-
-
-def test_one_process_needs_no_store() -> None:
-    judged: list[list[Post]] = []
-    box = Mailbox(judged.append, budget=0.01, every=4)
-    box.send(Stepping(), made_posts(ranks=1)[0])  # type: ignore[arg-type]
-    box.close()
-    assert len(judged) == 1
-    assert time.thread_time() > box.seconds

@@ -42,19 +42,6 @@ def turns(number: int, act: Callable[[], None] = lambda: None) -> Callable[[floa
     return ends_in
 
 
-def test_a_rank_has_the_posts_of_the_rank_0_that_answers_it(server: Server) -> None:
-    host = Host(server.connection(), 3)
-    stores = [joined(server.connection(), rank, turns(2, host.answer)) for rank in (1, 2)]
-    for rank, store in enumerate(stores):
-        assert store is not None
-        store.set(f"post {rank}", b"value")
-    assert host.store.check(["post 0", "post 1"])
-
-
-def test_a_rank_does_not_wait_for_a_rank_0_that_has_ended(server: Server) -> None:
-    assert joined(server.connection(), 1, turns(3)) is None
-
-
 def test_an_answer_of_an_earlier_start_is_none(server: Server) -> None:
     earlier = Host(server.connection(), 2)
     assert joined(server.connection(), 1, turns(2, earlier.answer))

@@ -68,23 +68,6 @@ def test_factor_of_terms_is_that_of_all_if_one_is_divided_alone(make: Make, fact
     assert factor_of_terms(chain_of(make(scores()))) == factor
 
 
-def test_what_arrives_has_been_changed_by_hooks() -> None:
-    gradients: list[Tensor] = []
-    hidden = scores() * 2
-    loss = hidden.mean()
-    hidden.register_hook(lambda gradient: gradient / 4)
-    loss.register_hook(lambda gradient: gradient / 8)
-    at_arrival(hidden, gradients.append)
-    chain = chain_of(loss)
-    assert chain.is_mean
-    at_arrival(loss, gradients.append, chain.node)
-    loss.backward()
-
-    weight, gradient = gradients
-    assert float(weight) == 1 / 8
-    assert torch.allclose(gradient, torch.tensor(1 / 12 / 8 / 4))
-
-
 class _DDPSink(torch.autograd.Function):
     """As DDP has it behind a model."""
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.rank.events import FilledState, Load, Save
-from harness.rank.events.event import Place
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.packing import packed, unpacked
@@ -192,25 +190,6 @@ def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
     assert saved.ranks == [0, 1]
 
 
-def test_rank_with_another_copy_of_a_weight_is_named() -> None:
-    one, two = posts(tensors(), event=RESUMED), tensors()
-    two["head", WEIGHT].zero_()
-    second = posts(two, event=RESUMED)[0]
-    second.rank = 1
-    (alarm,) = judge([*one, second], memory())
-    assert (alarm.kind, alarm.ranks, alarm.parameters) == ("weights", [1], ["head"])
-
-
-def test_later_process_compares_with_what_an_earlier_one_saved(tmp_path: Path) -> None:
-    saved = SavedStates(str(tmp_path), print)
-    first = Memory(saved=saved.states)
-    judge(posts(tensors()), first)
-    saved.write()
-    second = Memory(saved=SavedStates(str(tmp_path), print).states)
-    assert alarms_of_load(tensors(), second) == []
-    assert second.compared["checkpoints"] == 9
-
-
 @pytest.mark.parametrize("content", ["", "[{}]", "[1]", '{"a": 1}'])
 def test_damaged_file_of_saved_states_is_no_error(tmp_path: Path, content: str) -> None:
     (tmp_path / NAME).write_text(content)
@@ -260,38 +239,6 @@ def test_file_that_was_written_again_is_not_compared_by_a_later_process(tmp_path
     assert [alarm.kind for alarm in alarms()] == ["file"]
     file.write_text("the second")
     assert alarms() == []
-
-
-def test_states_of_an_optimizer_and_of_one_around_it_are_noted() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-
-    class Outer:
-        def __init__(self) -> None:
-            self.optimizer = optimizer
-            self.state = {p: {"slow": p.detach().clone()} for p in model.parameters()}
-
-        def step(self) -> None: ...
-
-        def state_dict(self) -> None: ...
-
-    outer, states = Outer(), States()
-    states.save(1, optimizer, watched(optimizer, Modules(), set()), "", [])
-    states.save(1, optimizer, watched(optimizer, Modules(), set()), "", [])  # a second file
-    (state,), sums = states.take()
-    del outer
-    assert sums is not None
-    assert len(sums) == len(state["parts"])
-    names = ("weight", "bias")
-    # Modules of other tests may live, too.
-    kinds = {(part[0], part[1]) for part in state["parts"] if part[0] in names}
-    assert kinds == {
-        (name, kind) for name in names for kind in (WEIGHT, "exp_avg", "exp_avg_sq", "Outer.slow")
-    }
-    assert state["count"] == 1
-    assert not states
 
 
 Weights = dict[str, Tensor]
@@ -348,30 +295,6 @@ def test_weights_that_a_load_left_out_are_told_if_files_had_them_alone() -> None
 
 class Engine:
     optimizer, global_steps = None, 7
-
-
-def test_events_say_which_file_is_saved_or_loaded(tmp_path: Path) -> None:
-    torch_save = Place("torch", "", "save")
-    assert Save(None, ({}, tmp_path / "a"), {}, torch_save).path == str(tmp_path / "a")
-    assert Save(None, ({}, open), {}, torch_save).path == ""
-    engine = Place("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint")
-    assert Save(Engine(), (tmp_path,), {}, engine).path == str(tmp_path / "global_step7")
-    assert Save(Engine(), (tmp_path,), {"tag": "a"}, engine).path == str(tmp_path / "a")
-    filled = FilledState(None, (), {"state_dict": {}, "checkpoint_id": tmp_path / "b"})
-    assert filled.path == str(tmp_path / "b")
-    load = Load(Engine(), (tmp_path,), {"load_optimizer_states": False}, engine)
-    load.value = (str(tmp_path / "a" / "model_states.pt"), {})
-    assert (load.path, load.has_loaded, load.has_optimizer) == (str(tmp_path / "a"), True, False)
-    load.value = (None, None)
-    assert (load.path, load.has_loaded) == ("", False)
-    accelerated = Place("accelerate.accelerator", "Accelerator", "load_state")
-    for arguments, path in (((tmp_path,), str(tmp_path)), ((), "")):
-        load = Load(None, arguments, {}, accelerated)
-        assert (load.path, load.has_loaded, load.has_optimizer) == (path, True, True)
-    trainer = Place("transformers.trainer", "Trainer", "_load_optimizer_and_scheduler")
-    for checkpoint, path in ((str(tmp_path), str(tmp_path)), (None, "")):
-        load = Load(None, (checkpoint,), {}, trainer)
-        assert (load.path, load.has_loaded) == (path, bool(path))
 
 
 def _split(needed: int, ranks: int, savers: int) -> list[Post]:

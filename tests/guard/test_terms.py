@@ -38,8 +38,6 @@ def whole(*weights: float) -> Change:
         ((1 / 16,) * 4, ["weight"]),
         ((0.25,) * 4, []),
         ((0.5,) * 4, []),  # a constant of the user's own
-        ((0.5,), []),
-        ((2.0,), []),
     ],
 )
 def test_whole_losses_are_counted_by_their_micro_batches(

@@ -73,13 +73,6 @@ def test_run_without_trackers_has_no_thread_and_imports_nothing() -> None:
     assert threading.active_count() == threads
 
 
-def test_step_counter_of_wandb_stays(run: Run) -> None:
-    all_of_them = Trackers()
-    all_of_them.send(news("a fault"))
-    all_of_them.close()
-    assert run.calls == [(NUMBERS, False), "a fault"]
-
-
 def test_numbers_are_sent_now_and_then_and_alarms_at_once(run: Run) -> None:
     all_of_them = Trackers()
     for _ in range(10):
