@@ -28,11 +28,9 @@ arguments = parser.parse_args()
 change = os.environ.get("CHANGE", "")
 torch.manual_seed(0)
 data = torch.randn(96, 4)
-torch.manual_seed(1 if change == "seed" else 0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 rate = 2e-3 if change == "rate" else 1e-3
-betas = (0.9, 0.5) if change == "betas" else (0.9, 0.999)
-optimizer = torch.optim.AdamW(model.parameters(), rate, betas=betas)
+optimizer = torch.optim.AdamW(model.parameters(), rate)
 factor = 2.0 if change == "loss" else 1.0
 for step in range(6):
     for micro in range(arguments.accum):
@@ -311,18 +309,6 @@ def test_a_compiler_that_fails_in_the_other_environment_is_left_out_in_both(
             marks=pytest.mark.slow,
         ),
         ("loss", 1, ["1 rank, {other}  BROKEN at step 1: gradient", "does not train the same"]),
-        pytest.param(
-            "betas",
-            1,
-            ["betas is (0.9, 0.5); in the reference (0.9, 0.999)"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "seed",
-            0,
-            ["1 rank, {other}  as the reference", "draws other first weights ("],
-            marks=pytest.mark.slow,
-        ),
     ],
 )
 def test_an_environment_that_trains_otherwise_is_told(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from harness.rank.probe.finite import Finite
 from harness.system.errors import Inconclusive
@@ -15,46 +14,6 @@ from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, refused
 
 FIRST = Settings(layouts=(RANKS,))
-
-
-class Log(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.log()
-
-
-class Root(nn.Module):
-    """At 0, its output is finite and its gradient is infinite."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * 0).sqrt()
-
-
-def place(middle: nn.Module, *, again: bool = False) -> str:
-    """What the report says about a model with ``middle`` between two layers."""
-    torch.manual_seed(0)
-    model, finite = nn.Sequential(nn.Linear(4, 4), middle, nn.Linear(4, 1)), Finite()
-    for module in model.modules():
-        module.register_forward_hook(lambda m, _, output: finite.look(model, m, output))
-    x = torch.randn(3, 4)
-    output = checkpoint(model, x, use_reentrant=False) if again else model(x)
-    finite.recomputed = again
-    output.sum().backward()
-    return finite.text()
-
-
-def test_all_is_finite() -> None:
-    assert place(nn.Tanh()) == ""
-
-
-def test_the_first_output_is_named() -> None:
-    assert place(Log()) == "the output of 1 (Log)"
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_the_first_gradient_is_named_and_the_module_after_it(again: bool) -> None:
-    text = place(Root(), again=again)
-    assert text.startswith("the gradient of the output of 0 (Linear), while that of 1 (Root) is")
-    assert ("without checkpointing?" in text) is again
 
 
 def test_a_gradient_that_the_loss_gives_is_told_from_one_of_a_module() -> None:

@@ -190,7 +190,6 @@ def modes_of(answers: Answers) -> set[str]:
     [
         ("", {CHECKPOINTING}, ""),
         (FORGETFUL, {CHECKPOINTING}, WITH_DROPOUT),
-        (f"{OWN_MASK}; {FORGETFUL}", {CHECKPOINTING}, WITH_DROPOUT),
         (COMPILES, {COMPILE}, ""),
         (f"{PLAIN}; run = DDP(torch.compile(model, {AOT}, fullgraph=True))", {COMPILE}, ""),
         (f"{PLAIN}; model.compile({AOT})", {COMPILE}, ""),
@@ -379,14 +378,6 @@ def test_a_right_compiler_is_right(probing: Probing, tmp_path: Path, how: str, n
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert layout(answers, COMPILE).layout.name == name
-
-
-@pytest.mark.slow
-def test_a_compiler_that_changes_gradients_with_dropout_is_found(
-    probing: Probing, tmp_path: Path
-) -> None:
-    answers = probed(probing, tmp_path, HALVED, COMPILE)
-    assert first_broken(answers) == {COMPILE: (WITH_DROPOUT, "")}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.relations import BEGAN_AGAIN, shown_rate
+from harness.training.probe.compare.relations import BEGAN_AGAIN
 from harness.training.probe.layouts import Layout, Settings, reference
 from harness.training.probe.probe_report import exit_code, text
 
@@ -56,11 +56,6 @@ def test_another_factor_is_not_as_above() -> None:
 def test_the_first_line_says_that_a_resume_began_again() -> None:
     comparison = Compared(LAYOUT, broken=[Broken("weights", BEGAN_AGAIN)])
     assert "begins again at step 1" in next(text(Answers("", [comparison]), 1.0))
-
-
-def test_a_learning_rate_has_no_digits_of_rounding() -> None:
-    assert shown_rate(4.0000000000000003e-07) == "4e-07"
-    assert shown_rate([0.1, 9.666666666666666e-07]) == "0.1, 9.6666667e-07"
 
 
 def test_the_first_line_counts_the_notes_also_without_an_answer() -> None:

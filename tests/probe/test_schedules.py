@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from harness.rank.probe.schedules import HALF, LOWEST, Schedules
-from harness.training.probe.compare.whole_run import schedule
-from harness.training.probe.layouts import Layout
 
 STEPS = 4
 
@@ -53,12 +51,3 @@ def test_a_rate_that_does_not_fall_has_no_length(make: object) -> None:
 def test_a_decay_without_an_end_has_a_half() -> None:
     spans = lengths(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
     assert spans[HALF] == 8
-
-
-def test_a_schedule_that_counts_micro_batches_is_k_times_too_long() -> None:
-    layout = Layout("3 micro-batches", "accumulation", 1, 3)
-    fault = schedule({HALF: 55, LOWEST: 91}, {HALF: 19, LOWEST: 31}, layout)
-    assert fault is not None
-    assert "its lowest rate after 91 steps, in the reference after 31: 2.935 times" in fault.text
-    assert schedule({HALF: 20, LOWEST: 33}, {HALF: 19, LOWEST: 31}, layout) is None
-    assert schedule({}, {HALF: 19, LOWEST: 31}, layout) is None

@@ -14,7 +14,7 @@ import pytest
 
 from harness.run.server_pool import Pool
 from harness.training.probe.answers import Answers
-from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS
+from harness.training.probe.layouts import RANKS
 from harness.training.probe.prober import Loop, Prober
 from tests.overlays import lent, lent_packages, lent_release
 from tests.probe.probing import first_broken, layout, refused
@@ -98,33 +98,11 @@ def test_a_right_loop_is_as_one_process_and_resumes(
     assert first_broken(answers) == {}
 
 
-def test_a_gradient_that_all_layouts_have_too_small_is_noted(pool: Pool) -> None:
-    answers = probed(pool, Loop("trainer.py", "--model gpt2", (RANKS,)), TRAINER)
-    assert first_broken(answers) == {}
-    assert any("0.8696 times that of the mean cross-entropy" in note for note in answers.notes)
-
-
-def test_a_trainer_that_divides_by_the_steps_twice_is_found(pool: Pool) -> None:
-    loop = Loop("trainer.py", layouts=(RANKS, ACCUMULATION, BOTH))
-    answers = probed(pool, loop, partial(of_variant, "trainer_gas_twice", "buggy"))
-    assert not refused(answers)
-    twice = ("gradient", "divided by the accumulation steps twice")
-    assert first_broken(answers) == {ACCUMULATION: twice, BOTH: twice}
-
-
 def test_a_loss_of_an_evaluation_that_is_summed_over_the_ranks_is_found(pool: Pool) -> None:
     arguments = "--model bert-sequence --evaluate true --eval_strategy steps --eval_steps 2"
     answers = probed(pool, Loop("trainer.py", arguments, (RANKS,)), TRL)
     ratios = {fault.relation: fault.ratio for fault in layout(answers, RANKS).broken}
     assert ratios["evaluation"] == pytest.approx(2, rel=1e-3)
-
-
-def test_a_sampler_that_gives_rows_to_several_ranks_is_found(pool: Pool) -> None:
-    loop = Loop("accelerated.py", "--device-specific", (RANKS, ACCUMULATION, BOTH))
-    answers = probed(pool, loop, partial(of_variant, "sampler_shards", "buggy"))
-    assert not refused(answers)
-    assert first_broken(answers)[RANKS][0] == "samples"
-    assert ACCUMULATION not in first_broken(answers)
 
 
 def test_a_backward_that_is_not_that_of_its_forward_is_noted(pool: Pool) -> None:
