@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import Status
 from harness.publish import changes
 from harness.publish.history_rows import ReleaseResult
-from tests.nightly_world import NO, SCENARIO, UNCLEAR, YES, own, release, result
+from tests.nightly_world import NO, UNCLEAR, YES, own, release, result
 
 DAY = "2024-03-04"
 UNSUPPORTED = Status.UNSUPPORTED
@@ -72,24 +69,6 @@ def test_a_release_is_compared_within_its_branch_and_with_the_last_certain_statu
     assert kinds([result(v, status, 2) for v, status in tonight.items()], before) == expected
 
 
-def test_a_message_about_an_affected_release_says_what_to_do() -> None:
-    (change,) = changes.of_releases([result("2.0", YES, 2)], [result("1.0", NO)], RELEASES, DAY)
-    assert (change.before, change.after) == ("not affected", "affected")
-    scenario = catalog.scenario(SCENARIO)
-    assert changes.worse([change]) == [change]
-    for word in (
-        "deepspeed 2.0 (2024-03-01)",
-        f"is affected by {SCENARIO}; 1.0 was not.",
-        scenario.title[1:],
-        f"Only with {scenario.trigger}",
-        scenario.remedy,
-        f"First seen in the nightly of {DAY}",
-        f"python -m harness run scenario={SCENARIO} variant=released pins.deepspeed=2.0",
-    ):
-        assert word in change.message
-    assert "\n" not in change.message
-
-
 def test_a_message_about_an_inconclusive_release_says_why() -> None:
     (change,) = changes.of_releases([result("2.0", UNCLEAR, 2)], [result("1.0", NO)], {}, DAY)
     assert "Reason: because of 2.0." in change.message
@@ -121,28 +100,3 @@ def test_a_scenario_of_ours_is_compared_with_its_last_certain_verdict(
     differences = changes.of_ours([own(after, 9)], [*earlier, own(BAD, scenario="bf16_clip")], DAY)
     assert [change.kind for change in differences] == ([kind] if kind else [])
     assert bool(changes.worse(differences)) is (kind == "no longer reproduces")
-
-
-def test_a_newly_yanked_release_is_reported_for_each_scenario_that_tested_it() -> None:
-    old = [release("1.0", "2024-01-01"), release("1.1", "2024-02-01", yanked=True)]
-    releases = [release(v, day, True) for v, day in [("1.0", "2024-01-01"), ("1.1", "2024-02-01")]]
-    releases += [release("1.2", "2024-03-01", True)]
-    results = [result("1.0", YES), result("1.0", NO, scenario="bf16_clip"), result("1.1", YES)]
-    yanks = changes.of_yanked(releases, {(r.package, r.version): r for r in old}, results)
-    assert [(c.kind, c.scenario, c.version, c.before) for c in yanks] == [
-        ("yanked", "bf16_clip", "1.0", "not affected"),
-        ("yanked", SCENARIO, "1.0", "affected"),
-    ]
-    assert not changes.worse(yanks)
-
-
-@pytest.mark.parametrize(
-    ("reason", "end"),
-    [("word " * 60, " ... Run the nightly"), ("it is too old", "it is too old. Run the nightly")],
-    ids=["long", "short"],
-)
-def test_a_long_reason_is_cut_and_marked(reason: str, end: str) -> None:
-    row = result("2.0", UNSUPPORTED, 2)
-    row = replace(row, cell=replace(row.cell, reason=reason))
-    (change,) = changes.of_releases([row], [result("1.0", NO)], RELEASES, DAY)
-    assert end in change.message

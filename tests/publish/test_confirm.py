@@ -73,11 +73,6 @@ def test_reasons_are_alike_if_only_the_machine_can_make_the_difference(
     assert (confirmations.difference(older, newer) == "") is alike
 
 
-def test_another_status_is_a_difference() -> None:
-    difference = confirmations.difference(cell("1", YES), cell("1", NO))
-    assert difference == "not affected, recorded as affected"
-
-
 @pytest.fixture
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as affected, and 0.13.1 as not affected."""

@@ -15,7 +15,7 @@ import pytest
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import RunResult
 from harness.publish.history import History, reading, writing
-from harness.publish.history_rows import Change, Nightly, NightlyKind, newest_certain
+from harness.publish.history_rows import Change, Nightly, NightlyKind
 from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -87,16 +87,6 @@ def test_newer_entries_replace_older_ones(tmp_path: Path) -> None:
         assert [each.cell.status for each in history.results()] == [NO]
         assert [r.yanked for r in history.releases()] == [True]
         assert [c.kind for _, c in history.changes()] == ["certain again"]
-
-
-def test_the_newest_certain_result_is_known_otherwise_the_newest() -> None:
-    early_results = [result("1", YES, 1), result("2", UNCLEAR, 1), result("3", UNCLEAR, 1)]
-    later_results = [result("1", UNCLEAR, 2), result("2", NO, 2), result("3", UNCLEAR, 3)]
-    statuses = {
-        key[2]: (r.nightly, r.cell.status)
-        for key, r in newest_certain([*early_results, *later_results]).items()
-    }
-    assert statuses == {"1": (1, YES), "2": (2, NO), "3": (3, UNCLEAR)}
 
 
 def test_a_nightly_that_was_killed_is_continued(tmp_path: Path) -> None:

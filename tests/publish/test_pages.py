@@ -56,11 +56,6 @@ def test_a_bug_of_another_list_has_a_scenario_or_a_status(
         field.bug_lists()
 
 
-def test_the_page_of_ranges_has_both_ends_of_a_known_one() -> None:
-    page = (pages.DOCS / "ranges.md").read_text()
-    assert re.search(r"`fsdp2_upcast_lost`.*\| 1\.12\.0 \| 1\.13\.0 \| 1\.14\.0 \|", page)
-
-
 def test_the_documents_have_one_address_of_the_repository() -> None:
     for file in pages.ADDRESSED:
         text = file.read_text()

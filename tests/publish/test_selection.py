@@ -7,7 +7,6 @@ from harness.publish import selection
 from harness.publish.history import recorded_about
 from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
 from harness.releases.index import Release
-from harness.run import command_line
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
 
 RELEASES = [
@@ -105,14 +104,6 @@ def test_releases_that_the_scenario_is_not_about_are_not_tested() -> None:
     transformers = [release(version, day, package="transformers") for version, day in versions]
     testable = selection.testable(catalog.scenario("rope_zero_init_v5"), transformers, "2026-03-01")
     assert [each.version for each in testable] == ["5.0.0"]
-
-
-def test_a_release_is_tested_as_published() -> None:
-    test = selection.ReleaseTest(SCENARIO, RELEASES[-2])
-    run = selection.config(command_line.compose([f"scenario={SCENARIO}"]), test)
-    assert (run.date, run.pins, run.variants) == (None, {PACKAGE: "0.13.3"}, ("released",))
-    words = f"scenario={SCENARIO} variant=released pins.deepspeed=0.13.3"
-    assert run.command == f"python -m harness run {words}"
 
 
 def test_a_recorded_result_is_about_the_package_that_the_others_are_companions_of() -> None:

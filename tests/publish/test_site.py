@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs import advisories, catalog
-from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
+from harness.bugs.api.pictures import Lines, Picture
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import RunResult
 from harness.cli.site import SITE
@@ -33,7 +32,7 @@ from harness.publish.timelines import strip
 from harness.releases import overlay
 from harness.system import files
 from harness.system.files import ROOT
-from tests.made_site import EVIL, NO, YES, a_bare_site, a_history, a_site
+from tests.made_site import EVIL, a_bare_site, a_history, a_site
 from tests.made_up import full_disk
 from tests.recording import RECORDED, Recording, recorded
 from tests.sandbox import refused
@@ -245,16 +244,6 @@ def test_the_site_has_the_advisories(bare: Path) -> None:
     check_has(bare / "advisories.html", "device_math</a>: no release was tested")
 
 
-def test_a_release_between_two_that_agree_has_their_status() -> None:
-    status_of = partial(inputs.recorded_statuses().status_of, "rope_zero_init", "transformers")
-    tested, between = status_of("4.38.2"), status_of("5.15.9")
-    assert (tested.status, tested.tested) == (NO, True)
-    assert (between.status, between.tested) == (YES, False)
-    assert "as 5.15.1 and 5.16.1 are" in between.why
-    # The neighbours disagree; newer than all releases; older than all.
-    assert [status_of(version).status for version in ("4.37.9", "99.0", "4.0")] == [None] * 3
-
-
 def test_the_pictures_of_the_docs_exist_and_are_small() -> None:
     file = ROOT / "docs" / "site.md"
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", file.read_text())
@@ -414,37 +403,6 @@ def test_a_logarithmic_axis_shows_zero_at_its_lower_end_and_keeps_gaps() -> None
 def test_values_without_a_logarithm_get_a_linear_axis(values: list[float | None]) -> None:
     points = [("buggy", step, value) for step, value in enumerate(values)]
     assert "scale" not in layers(Lines("t", "words", points, log=True))[0]["encoding"]["y"]
-
-
-def test_lines_differ_in_colour_and_dash_and_limits_and_events_are_labelled() -> None:
-    points = [(name, 1, 1.0) for name in ("control", "fixed", "buggy", "reference")]
-    limits, marks = {"the most": 3.0}, [("warned", 1.0)]
-    line_layers = layers(Lines("t", "words", points, limits=limits, marks=marks))
-    encoding = line_layers[0]["encoding"]
-    assert encoding["color"]["scale"]["domain"] == ["buggy", "fixed", "control", "reference"]
-    assert encoding["color"]["scale"]["range"][:2] == ["var:--buggy", "var:--fixed"]
-    assert len({str(dash) for dash in encoding["strokeDash"]["scale"]["range"]}) == 4
-    assert {"the most", "warned"} <= {
-        row.get("name") for layer in line_layers for row in layer["rows"]
-    }
-
-
-def test_bars_differ_in_position_and_opacity_besides_colour() -> None:
-    values = [("fixed", "a", 1.0), ("buggy", "a", 0.5)]
-    encoding = layers(Bars("t", "words", values, limits={"right": 1.0}))[0]["encoding"]
-    assert encoding["yOffset"]["sort"] == ["buggy", "fixed"]
-    assert len(set(encoding["fillOpacity"]["scale"]["range"])) == 2
-
-
-def test_a_grid_of_words_has_signs_and_a_small_grid_shows_its_numbers() -> None:
-    cells = [("buggy", n, 0, word) for n, word in enumerate(("never", "rank 0"))]
-    grid_layers = layers(Grid("t", "words", cells, wrong=["never"]))
-    assert grid_layers[1]["encoding"]["shape"]["scale"]["domain"] == ["never", "rank 0"]
-    colours = '"domain": ["never", "rank 0"], "range": ["var:--buggy", "var:--other-1"]'
-    assert colours in json.dumps(grid_layers)
-    numbers = Grid("t", "words", [("buggy", "a", 0, 0.5), ("fixed", "a", 0, 1.0)])
-    assert layers(numbers)[1]["mark"]["type"] == "text"
-    assert [name for name, _ in chart(numbers).panels] == ["buggy", "fixed"]
 
 
 def test_the_table_of_a_chart_is_limited() -> None:

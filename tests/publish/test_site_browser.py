@@ -187,15 +187,6 @@ def test_filters_combine_and_an_address_restores_them(tab: Tab) -> None:
     assert visible_bugs(page) == ["rope_zero_init"]
 
 
-def test_the_catalogue_can_be_filtered_by_visibility(tab: Tab) -> None:
-    page = tab.open("index.html#visibility=raises")
-    assert visible_bugs(page) == bugs(visibility="raises")
-    assert page.get_by_label("Visibility").input_value() == "raises"
-    page.get_by_label("Visibility").select_option("visible in the loss")
-    assert visible_bugs(page) == bugs(visibility="visible in the loss")
-    assert page.url.endswith("#visibility=visible+in+the+loss")
-
-
 def test_a_search_finds_a_model_and_its_wrong_features(tab: Tab) -> None:
     page = tab.open("models.html")
     rows = page.locator("table.models tbody tr")
