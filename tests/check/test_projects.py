@@ -1,8 +1,6 @@
 """What ``check`` knows of published projects: their releases are facts, in projects.json.
 
-    python -m tests.test_projects
-
-prints the table. Each entry has the commit of a file with requirements, the day of that commit, and
+Each entry has the commit of a file with requirements, the day of that commit, and
 the releases that the file installs on that day, as ``check -r FILE --as-of DAY`` finds them.
 """
 
@@ -18,7 +16,6 @@ from harness.bugs import catalog, result_file
 from harness.check.bug_status import THERE, BugStatus, recorded
 from harness.check.environment import Environment
 from harness.check.installed import Installed, described
-from harness.system.text import markdown_table
 
 PROJECTS: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("projects.json").read_text(encoding="utf-8")
@@ -69,22 +66,3 @@ def test_of_the_newest_releases_nothing_is_unknown() -> None:
 RECENT, ALL = 0.016, 0.025
 """The most answers that may be unknown. Each new bug and each lost result counts here, and each
 bug that only newer releases than a project's can be tested for."""
-
-
-def main() -> None:
-    rows = []
-    for project in PROJECTS:
-        totals = statuses(project["packages"])
-        counts = (str(totals[status]) for status in BugStatus if totals[status] or status in THERE)
-        rows.append([project["project"], project["kind"], project["day"], *counts])
-    print(
-        markdown_table(["project", "kind", "day", "affected", "possibly", "unknown", "not"], rows)
-    )
-    few, all_ = unknown()
-    print(f"{few} of {all_} unknown: {few / all_:.1%}")
-    few, all_ = unknown(SINCE)
-    print(f"since {SINCE}: {few} of {all_} unknown: {few / all_:.1%}")
-
-
-if __name__ == "__main__":
-    main()

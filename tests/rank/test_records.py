@@ -10,12 +10,11 @@ import pytest
 
 from harness.bugs.api.plan import BrokenPlan, Kind, each, wrong_facts
 from harness.bugs.api.shapes import NUMBER
-from harness.bugs.api.spec import Lane, Records
-from harness.rank.exits import Exit, Identity, read_exit, write_exit
+from harness.bugs.api.spec import Lane
+from harness.rank.exits import Identity
 from harness.rank.recorder import HARNESS_KINDS, Recorder
 from harness.rank.run_folder import RUN_FILE, create_run_folder, last_record, read_records
 from harness.rank.scenario import start_facts
-from harness.run.validation import merged
 from harness.system.errors import Inconclusive
 from harness.system.files import read_json
 
@@ -98,12 +97,6 @@ def test_a_plan_must_not_contain_a_record_of_the_harness(tmp_path: Path, kind: s
         Recorder(tmp_path, 0, OF, {kind: Kind({})})
 
 
-def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
-    ended = Exit(code=1, seconds=2.5, failure={"rank": 1, "message": "no"}, survivors=(4711,))
-    write_exit(tmp_path, ended, OF)
-    assert read_exit(tmp_path, OF) == ended
-
-
 def test_a_run_folder_has_run_json_and_a_folder_for_each_trial(tmp_path: Path) -> None:
     folder = create_run_folder(tmp_path / "runs", "name", RUN)
     assert folder == tmp_path / "runs" / "name"
@@ -120,11 +113,3 @@ def test_a_file_that_is_not_json_is_inconclusive(tmp_path: Path, text: str | Non
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(Inconclusive, match=r"cannot read .*file\.json"):
         read_json(file)
-
-
-def test_the_records_of_launches_are_merged_in_order() -> None:
-    saved = Records({0: [{"kind": "norm", "step": 5}], 1: [{"kind": "norm", "step": 6}]})
-    loaded = Records({0: [{"kind": "norm", "step": 7}], 1: []})
-    both = merged({"save": saved, "load": loaded}, None)
-    assert [(r["launch"], r["step"]) for r in both.of("norm", 0)] == [("save", 5), ("load", 7)]
-    assert [r["step"] for r in both.of("norm", 1)] == [6]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import importlib
 import importlib.util
 import os
@@ -12,7 +11,6 @@ import pkgutil
 import sys
 from collections import Counter, abc
 from collections.abc import Sequence
-from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +25,8 @@ from torch.distributed.pipelining import PipelineStage
 from harness.bugs import catalog
 from harness.bugs.api.spec import Defect, Lane
 from harness.rank import apex, cuda_on_cpu, shims
-from harness.rank.cuda_on_cpu import devices, streams
 from harness.rank.cuda_on_cpu.functions import CLASSES, FACTORIES, FUNCTIONS
-from harness.rank.shims import megatron, others, stand_ins
+from harness.rank.shims import megatron
 from scenarios.deepspeed.bf16_clip import fused as kernels
 
 OFFLINE = "huggingface_hub.offline"
@@ -218,50 +215,6 @@ def test_a_name_that_a_failed_import_left_undefined_is_none(
     assert eval("te_general_gemm") == ("undefined" if engine else None)
 
 
-def test_zero3_on_a_cpu_records_no_stream_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    accelerator: Any = ModuleType("deepspeed.accelerator.cpu_accelerator")
-    accelerator.CPU_Accelerator = type("CPU_Accelerator", (), {})
-    for name in ("deepspeed", "deepspeed.accelerator"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, accelerator.__name__, accelerator)
-    shim = "deepspeed.cpu_zero3"
-    uses = shims.install([shim])
-    tensor: Any = torch.zeros(1)
-    for stream in (streams.Stream(), None):
-        tensor.record_stream(stream)
-    assert accelerator.CPU_Accelerator().memory_stats()["num_alloc_retries"] == 0
-    assert uses == {shim: 3}
-
-
-def test_no_parameters_are_quantized_without_transformer_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("Invalid Transformer Engine version")
-
-    fp8: Any = ModuleType("megatron.core.fp8_utils")
-    fp8._quantize_param_shard_impl = refuse
-    for name in ("megatron", "megatron.core"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, fp8.__name__, fp8)
-    shim = "megatron-core.nothing_to_quantize"
-    uses = shims.install([shim])
-    fp8._quantize_param_shard_impl([], [], [], None, None)
-    assert uses == {shim: 1}
-    with pytest.raises(RuntimeError, match="Invalid"):
-        fp8._quantize_param_shard_impl([1], [1], [0], None, None)
-
-
-def test_a_stand_in_has_only_its_names(count: Counter[str]) -> None:
-    module = stand_ins.module("gone.module", lambda: count.update("x"), status=42)
-    assert isinstance(sys.modules["gone.module"], ModuleType)
-    assert module.status == 42
-    with pytest.raises(AttributeError, match=r"'gone\.module' has no attribute 'question'"):
-        _ = module.question
-    assert count["x"] == 1
-
-
 STAND_INS = "deepspeed.cuda_stand_ins"
 
 
@@ -328,18 +281,6 @@ def exists(name: str) -> bool:
     return hasattr(pkgutil.resolve_name(owner), attribute)
 
 
-def test_compiled_functions_run_as_written(count: Counter[str]) -> None:
-    point = next(p for p in megatron.POINTS if p.name == "megatron-core.eager_compile")
-    point.install(lambda: count.update("x"))
-
-    def function() -> int:
-        return 1
-
-    assert torch.compile(function) is function
-    assert torch.compile(dynamic=True)(function) is function
-    assert count["x"] == 2
-
-
 def called_from(module: str, code: str) -> object:
     """Evaluate an expression as in a module of this name."""
     return eval(code, {"__name__": module, "torch": torch})
@@ -388,46 +329,6 @@ def test_the_devices_that_megatron_core_names_itself_are_kept(megatron_uses: Cou
     assert isinstance(tensor, torch.Tensor)
     assert tensor.device.type == "meta"
     assert not any(megatron_uses.values())
-
-
-def test_torchtitan_may_ask_a_cpu_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu: Any = torch.cpu
-    names = "get_device_name get_device_properties memory_stats reset_peak_memory_stats empty_cache"
-    for name in names.split():
-        monkeypatch.setattr(cpu, name, None, raising=False)
-    uses = shims.install(["torchtitan.memory_of_cpu"])
-    answers = [getattr(cpu, name)("cpu:0") for name in names.split()]
-    assert [answers[0], *answers[2:]] == ["cpu", {}, None, None]
-    assert answers[1].total_memory > 0
-    assert uses == {"torchtitan.memory_of_cpu": 5}
-
-
-TITAN_ASKS = {
-    "torchtitan.idle_triton": ("__import__('triton').jit(num_warps=4)(max)(2, 3)", 3),
-    "torchtitan.device_is_cpu": ("torch._utils._get_available_device_type()", "cpu"),
-    "torchtitan.whole_numbers_counted": (
-        "torch.histc(torch.tensor([0, 2, 2]), bins=3, min=0, max=2).tolist()",
-        [1, 0, 2],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TITAN_ASKS)
-def test_torchtitan_gets_on_a_cpu_what_it_has_on_a_gpu(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(builtins, "__import__", builtins.__import__)
-    monkeypatch.setattr(torch, "histc", torch.histc)
-    ask: Any = torch._utils
-    monkeypatch.setattr(ask, "_get_available_device_type", ask._get_available_device_type)
-    monkeypatch.setattr(others, "find_spec", lambda _: None)
-    uses = shims.install([name])
-    code, answer = TITAN_ASKS[name]
-    assert called_from("torchtitan.models.moe", code) == answer
-    assert uses == {name: 1}
-    with contextlib.suppress(ImportError, NotImplementedError):  # as without the shim
-        called_from("torch.utils", code)
-    assert uses == {name: 1}
 
 
 def with_apex(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
@@ -524,20 +425,6 @@ def test_each_gather_of_parameters_is_waited_for(gathers: list[Call]) -> None:
     assert uses["deepspeed.gathers_in_order"] == 3
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_what_requires_grad_is_gathered_into_the_same_memory_without_it(
-    gathers: list[Call], grad: bool
-) -> None:
-    uses = shims.install(["deepspeed.gather_into_detached"])
-    output = torch.zeros(2, requires_grad=grad)
-    torch.distributed.all_gather_into_tensor(output_tensor=output, input_tensor=output[:1])
-    ((into, part, _),) = gathers
-    assert not into.requires_grad
-    assert not part.requires_grad
-    assert into.data_ptr() == part.data_ptr() == output.data_ptr()
-    assert uses["deepspeed.gather_into_detached"] == grad
-
-
 @pytest.mark.parametrize("upstream", ["accelerate", "pytorch-lightning"])
 @pytest.mark.parametrize(("beside", "hidden"), [(True, False), (False, True)])
 def test_a_transformers_from_elsewhere_is_hidden(
@@ -558,14 +445,3 @@ def test_a_transformers_from_elsewhere_is_hidden(
         assert uses[f"{upstream}.own_transformers"] == hidden
     finally:
         sys.modules.pop("transformers", None)
-
-
-def test_the_name_of_a_type_has_its_device_once() -> None:
-    substitute, counted = devices.name_type("cuda"), list[str]()
-
-    def twice(tensor: torch.Tensor) -> object:
-        return substitute(
-            counted.append, partial(substitute, counted.append, torch.Tensor.type), tensor
-        )
-
-    assert twice(torch.ones(1)) == "torch.cuda.FloatTensor"

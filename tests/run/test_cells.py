@@ -44,19 +44,6 @@ def test_each_release_gets_its_own_status(upstream: Upstream, capsys: Capture) -
     assert "5 cells: 3 affected, 2 not affected" in out
 
 
-def test_the_imports_of_the_next_cells_are_done_ahead(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared: list[str] = []
-    note = lambda config, pool: prepared.append(config.pins["transformers"])  # noqa: E731
-    monkeypatch.setattr("harness.run.suite.prepared", note)
-    make_overlay = lambda config, **_: "4.37.2" not in str(config.pins)  # noqa: E731
-    monkeypatch.setattr(cells, "make_overlay", make_overlay)
-    assert main([*SWEEP, "jobs=1"]) == 0
-    # The first cell runs at once; the stored one does not run.
-    assert sorted(prepared) == ["4.37.0", "4.38.0", "4.38.2"]
-
-
 def test_a_stored_cell_is_not_tested_again(upstream: Upstream, capsys: Capture) -> None:
     assert main([*SWEEP]) == 0
     upstream.tested.clear()

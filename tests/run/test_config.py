@@ -124,7 +124,6 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("seed=-1", "seed=-1: choose one from 0 to 2147483647"),
         ("seed=2147483648", "seed=2147483648: choose one from 0 to 2147483647"),
         ("jobs=0", "jobs=0: choose 1 or more, or omit it"),
-        ("jobs=-2", "jobs=-2: choose 1 or more"),
         ("date=9999-01-01", "date=9999-01-01 is in the future: today is"),
         ("runs=", "runs= is not a folder: set runs=DIR or HARNESS_RUNS=DIR"),
         ("runs=' '", "runs=  is not a folder: set runs=DIR"),
@@ -134,8 +133,6 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("variant=[]", "variant is empty. Choices: buggy"),
         ("launch.lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
         ("scenario.steps=null", "scenario.steps=null: null is no value, choose one"),
-        ("scenario.lr=x", "scenario.lr=x: write a number"),
-        ("seed=x", "seed=x: write a whole number"),
         ("seed=null", "seed=null: null is no value, choose one"),
         ("seed=[1]", "seed=[1]: write a whole number"),
         ("jobs=x", "jobs=x: write a whole number"),
@@ -146,14 +143,11 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("seed=1,", "'seed=1,' cannot be read: write KEY=VALUE, or KEY=\"'VALUE'\""),
         ("variant=[", "'variant=[' cannot be read"),
         ("~pins", "~pins: no key can be removed: write KEY=VALUE"),
-        ("~seed", "~seed: no key can be removed"),
         ("preset=nope", "no preset 'nope'. Choices: fp16_slow."),
-        ("lane=tpu", "no lane 'tpu': did you mean gpu? Choices: auto, cpu, gpu."),
         (
             "preset=fp16_slow",
             "preset=fp16_slow is for another scenario: this one has no scenario.ramp",
         ),
-        ("scenario.lr=0", "scenario.lr=0.0: must be above 0 and finite"),
     ],
 )
 def test_a_mistake_is_one_line(override: str, message: str) -> None:

@@ -239,11 +239,3 @@ def test_processes_end_even_if_the_clean_up_fails(
     with pytest.raises(OSError, match="no descriptors"):
         stand_in.launch(SLEEPER.replace("{pid}", str(pid)), interrupt)
     assert not lives(int(pid.read_text()))
-
-
-def test_tests_with_equal_environments_share_a_server(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = wanted(site).base
-    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
-    assert wanted(site).base == before

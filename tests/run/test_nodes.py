@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import harness.run.launch as launching
 from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Lane, Outcome
@@ -57,29 +56,6 @@ def test_a_mistake_about_nodes_is_reported_in_one_line(
     assert main(["run", f"scenario={SCENARIO}", *arguments]) == ExitCode.USER_MISTAKE
     assert capsys.readouterr().err == f"harness: {message}\n"
     assert not runs.exists()
-
-
-def test_two_nodes_have_half_of_the_ranks_each(tmp_path: Path) -> None:
-    of = launching.torchrun_arguments
-    single, double = (set(of(tmp_path / "buggy", 4, ["harness.rank.scenario"], n)) for n in (1, 2))
-    alone = {"--standalone", "--local-addr=127.0.0.1"}
-    assert {*alone, "--nproc-per-node=4", "-m"} <= single
-    assert {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=static"} <= double
-    assert not alone & double
-    assert {"--redirects=3", "--max-restarts=0"} <= single & double
-
-
-def test_srun_does_not_take_the_options_of_the_job_around_it() -> None:
-    names = ["SLURM_JOB_ID", "SLURM_CPU_BIND", "SLURM_NTASKS", "SRUN_CPUS_PER_TASK", "PMI_RANK"]
-    others = ["SLURM_CONF", "PATH", "HARNESS_TRIAL", "NCCL_DEBUG"]
-    assert [n for n in names + others if not nodes.NOT_FOR_SRUN.match(n)] == others
-    assert nodes.srun_command("12", "name", 2)[:5] == [
-        "srun",
-        "--jobid=12",
-        "--job-name=name",
-        "--nodes=2",
-        "--ntasks=2",
-    ]
 
 
 LOG = """\

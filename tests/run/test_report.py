@@ -63,7 +63,6 @@ def test_a_finding_is_printed_with_where_and_how_large_it_is(capsys: Capture) ->
             {"magnitude": 0.25, "unit": "of all samples"},
             "first seen: off by up to 0.25 of all samples",
         ),
-        ({"magnitude": 15.0}, "first seen: off by up to 15"),
     ],
 )
 def test_a_finding_names_its_clock_and_its_unit(

@@ -140,25 +140,6 @@ def test_a_cancelled_task_is_submitted_once_more(slurm_nodes: Cluster, tmp_path:
 
 
 @pytest.mark.exhaustive
-def test_a_task_that_is_cancelled_twice_is_lost_with_slurms_reason(
-    slurm_nodes: Cluster, tmp_path: Path
-) -> None:
-    with Batch(works(tmp_path, [60]), slurm_tasks.interruptible, on(), silent) as tasks:
-        results = tasks.results()
-        within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
-        slurm_nodes.ask("scancel", "--me")
-        monitor = subprocess.Popen(
-            ["sh", "-c", f"until [ $(grep -c begin {tmp_path}/notes) = 2 ]; do sleep 0.2; done; "
-             "scancel --me"]
-        )  # fmt: skip
-        ((_, lost),) = results
-        monitor.wait()
-    assert isinstance(lost, Lost)
-    assert "lost 2 times: Slurm task" in str(lost)
-    assert "CANCELLED" in str(lost)
-
-
-@pytest.mark.exhaustive
 def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
     slurm_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,14 +319,6 @@ def test_the_same_command_again_goes_on_after_a_kill(
     # Its tasks go on, and store what they find.
     within(PATIENCE, lambda: queue(slurm_nodes) == [], "an empty queue")
     assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
-
-
-@pytest.mark.exhaustive
-def test_bisect_finds_the_flip(harness: Callable[..., tuple[int, str]]) -> None:
-    words = ("scenario=sampler_shards", "pins.accelerate=0.29.1:0.30.1")
-    code, out = harness("bisect", *words, "on=slurm", "on.overlays=task")
-    assert code == 0, out
-    assert "flips from affected to not affected between 0.29.3 and 0.30.0 (neighbours)" in out
 
 
 def test_a_run_over_two_nodes_gets_a_job_with_two_nodes(
