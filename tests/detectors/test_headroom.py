@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.detectors.headroom import FP16_MAX, Headroom, Reading, slope
+from harness.detectors.headroom import FP16_MAX, Headroom, Reading
 
 INF, NAN = math.inf, math.nan
 
@@ -138,9 +138,3 @@ def test_invalid_parameters_and_tensors_of_integers_are_refused(knobs: dict[str,
         Headroom(**knobs)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"scores: torch\.int64"):
         read(torch.ones(1, dtype=torch.int64))
-
-
-def test_a_slope_needs_two_different_points() -> None:
-    assert slope([]) is None
-    assert slope([(1, 5.0)]) is None
-    assert slope([(1, 0.0), (2, 1.0), (3, 2.0)]) == pytest.approx(1)

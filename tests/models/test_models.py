@@ -348,7 +348,6 @@ def _written(word: str, folder: Path) -> str:
         (["lama"], "no model 'lama': did you mean llama"),
         (["t5"], "t5 has no head causal_lm: name t5:seq2seq_lm"),
         (["bert:masked"], "no head 'masked': did you mean masked_lm"),
-        (["berd", "--head", "masked_lm"], "no model 'berd': did you mean bert"),
         (["missing.json"], "no file missing.json"),
         ([f"lama{CONFIG}"], "no model 'lama': did you mean llama"),
         ([f"t5{CONFIG}"], "t5 has no head causal_lm: name .*t5.config.json:seq2seq_lm"),

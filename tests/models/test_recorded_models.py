@@ -151,15 +151,6 @@ def test_check_finds_a_model_in_an_older_release_than_its_heads(
     ]
 
 
-def test_the_page_has_a_table_for_each_head(heads: Path) -> None:
-    page = docs_tables.models_page()
-    causal, _, masked = page.partition("## `masked_lm`")
-    assert "3 causal language models" in causal
-    assert "| bert |" not in causal
-    assert "| bert | ✗ |" in masked
-    assert "| falcon |" not in masked
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["--model", "lama"], "did you mean llama"), (["--model", "x.json"], "no config.json")],

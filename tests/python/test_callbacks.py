@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from harness import console_script as distributed_bugs
-from harness.rank import guard
-from harness.rank.guard.trackers import News, Trackers
 from harness.system.files import ROOT
 from tests.overlays import lent_packages
 
@@ -40,11 +38,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     for name in ("trainer_callback", "lightning_callback"):
         monkeypatch.delitem(sys.modules, f"harness.python.{name}", raising=False)
     return calls
-
-
-def test_callback_of_transformers_starts_guard_when_it_is_made(started: list[Any]) -> None:
-    distributed_bugs.GuardCallback(budget=2.0, out="report")
-    assert started == [{"budget": 2.0, "out": "report"}]
 
 
 def test_callback_of_lightning_starts_guard_in_the_process_that_fits(started: list[Any]) -> None:
@@ -76,36 +69,6 @@ def test_option_that_guard_does_not_know_is_refused(
     with pytest.raises(ValueError, match=re.escape(message)):
         distributed_bugs.guard(**options, out=str(tmp_path / "report"))
     assert not (tmp_path / "report").exists()
-
-
-class Client:
-    """Of MLflow."""
-
-    def __init__(self) -> None:
-        self.tags: dict[str, str] = {}
-
-    def log_metric(self, run: str, name: str, value: float, step: int) -> None:
-        pass
-
-    def set_tag(self, run: str, name: str, text: str) -> None:
-        self.tags[f"{run} {name}"] = text
-
-
-def test_run_of_a_logger_of_lightning_gets_the_alarms(
-    started: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trackers, client = Trackers(), Client()
-    module: Any = SimpleNamespace(active_run=lambda: None)
-    monkeypatch.setitem(sys.modules, "mlflow", module)
-    account = SimpleNamespace(trackers=trackers)
-    monkeypatch.setattr(guard, "_guards", [SimpleNamespace(account=account)])
-    logger = type("MLFlowLogger", (), {"experiment": client, "run_id": "7"})()
-    trainer = SimpleNamespace(loggers=[logger, object()], is_global_zero=True)
-    distributed_bugs.LightningGuardCallback().on_train_start(trainer, None)
-    trackers.look()
-    trackers.send(News(1, NUMBERS, ["a fault"]))
-    trackers.close()
-    assert client.tags == {"7 guard.alarm.1": "a fault"}
 
 
 PACKAGES = {

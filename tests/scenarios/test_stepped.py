@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from harness.bugs.api.spec import Records
 from scenarios.common import stepped
-from scenarios.deepspeed import _first_steps as begun
 
 Step = Callable[[Any, nn.Module], None]
 """How an engine steps its optimizer; its module has gradients."""
@@ -164,70 +162,3 @@ def test_torchs_optimizer_repeats_the_empty_step_that_the_other_was_made_with() 
     module(torch.ones(4, 3)).square().mean().backward()
     optimizer.step()
     assert set(watch.facts(stepped.Plain(1.0, 1.0, {}))["strayed"].values()) == {0.0}
-
-
-class Squares(nn.Module):
-    """A model that returns a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, batch: Tensor) -> Tensor:
-        return self.linear(batch).square().mean()
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group with only this process."""
-    store = tmp_path_factory.mktemp("group") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def first_steps(step: Step) -> Records:
-    """The records of first steps, clipped to 0.01."""
-    torch.manual_seed(0)
-    module = Squares()
-    device, optimizer = torch.device("cpu"), adam(module.parameters())
-    engine = SimpleNamespace(module=module, optimizer=optimizer, device=device)
-    watch, entries = begun.Watch(engine, adam, 0.01), []
-    for number in range(1, begun.STEPS + 1):
-        batch = torch.randn(4, 3)
-        watch.begin(batch)
-        module.zero_grad()
-        loss = module(batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 0.01)
-        step(engine.optimizer, module.linear)
-        facts = watch.facts(float(loss.detach()))
-        entries.append({"kind": "begun", "rank": 0, "step": number, **facts})
-    return Records({0: entries}, SimpleNamespace(gradient_clipping=0.01))
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_training_that_begins_as_torchs_is_no_finding() -> None:
-    assert list(begun.untrue(first_steps(once))) == []
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        (twice, "of a step away from plain torch's"),
-        (never, "the optimizer got a gradient of norm 0,"),
-        (with_twice_the_gradient, "the optimizer got a gradient of norm 0.02, where 0.01 is right"),
-        (without_one, "the optimizer got a gradient of norm"),
-    ],
-)
-def test_a_training_that_does_not_begin_as_torchs_is_found(step: Step, message: str) -> None:
-    (fault,) = begun.untrue(first_steps(step))
-    assert message in fault
-
-
-@pytest.mark.usefixtures("alone")
-def test_steps_are_ignored_once_plain_torchs_gradient_overflows_too() -> None:
-    began = first_steps(never)
-    began.of("begun")[0]["gradient"] = "inf"
-    assert list(begun.untrue(began)) == []

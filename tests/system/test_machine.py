@@ -39,11 +39,9 @@ CPU_ONLY = replace(BF16_CLIP, lanes=(Lane.CPU,))
         (BF16_CLIP, 1, "auto", Lane.GPU),
         (BF16_CLIP, 0, "auto", Lane.CPU),
         (BF16_CLIP, 2, "cpu", Lane.CPU),
-        (BF16_CLIP, 2, "gpu", Lane.GPU),
         (CPU_ONLY, 2, "auto", Lane.CPU),
         (GPU_ONLY, 2, "auto", Lane.GPU),
         (WIDE, 1, "auto", Lane.GPU),
-        (WIDE, 4, "auto", Lane.GPU),
     ],
 )
 def test_the_lane_is_the_chosen_one_or_the_gpus_if_there_is_one(
