@@ -30,7 +30,7 @@ SIGNS = {
     "samples": "samples/again samples/shared",
     "samples, accumulation": "accumulation/early",
     "samples, resume": "samples/resume",
-    "order of samples": "samples/order samples/stuck",
+    "order of samples": "samples/order",
     "learning rate": "schedule/ahead schedule/first schedule/still",
     "learning rate, resume": "checkpoints/rate schedule/again schedule/count schedule/other "
     "schedule/resume schedule/state",
