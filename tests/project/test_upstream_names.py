@@ -57,6 +57,9 @@ def _texts(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if is_text and id(node) not in comments:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and (id(node) not in comments)
+        ):
             yield node.value
