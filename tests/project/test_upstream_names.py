@@ -56,10 +56,7 @@ def _texts(file: Path) -> Iterator[str]:
     """The strings of a module that are no documentation."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and (id(node) not in comments)
-        ):
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    for node in texts:
+        if isinstance(node.value, str) and id(node) not in comments:
             yield node.value
