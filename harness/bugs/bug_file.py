@@ -91,6 +91,8 @@ def _check(bug: Scenario) -> None:
     _refuse_others("setting", bug.settings, SETTINGS)
     _refuse_others("pin in 'decided_by'", bug.decided_by, bug.pins)
     _refuse_others("pin in 'without'", bug.without, bug.pins)
+    for name, knob in bug.knobs.items():
+        knob.refuse_unless_within(name, knob.default)
     for name, variant in bug.variants.items():
         _refuse_others(f"pin in [variants.{name}]", variant.pins, bug.pins)
         _refuse_others(f"parameter in [variants.{name}]", variant.params, bug.knobs)

@@ -110,7 +110,7 @@ class Bug:
     def trigger(self) -> str:
         """What ``exercised`` looks for."""
         if conditions := self.scenario.triggered:
-            return listed([f"{name} is {text}" for name, text in in_words(conditions).items()])
+            return f"{listed([f'{k} is {text}' for k, text in in_words(conditions).items()])}."
         return _doc(catalog.load(self.name).exercised)
 
     @cached_property

@@ -209,18 +209,12 @@ def _register(arguments: Sequence[str]) -> None:
     if {"glob", "choice"} & chosen:  # Hydra's patterns
         chosen.update(catalog.sound())
     for name in (*catalog.names(), *catalog.subjects(), ALL):
-        node = nothing
-        if name in chosen and name in catalog.names():
-            try:
-                node = _node(name, catalog.scenario(name))
-            except ValueError as error:  # a default out of bounds
-                catalog.mark_broken(name, str(error))
-                catalog.scenario(name)
+        is_chosen = name in chosen and name in catalog.names()
+        node = _node(name, catalog.scenario(name)) if is_chosen else nothing
         store.store(group="scenario", name=name, node=node, package="_global_")
 
 
 def _node(name: str, bug: Scenario) -> dict[str, Any]:
-    bug.params()  # refuses a default out of bounds
     return {
         "scenario": OmegaConf.structured(bug.params),
         "pins": dict.fromkeys(bug.pins, AUTO),

@@ -50,6 +50,7 @@ def test_the_schema_has_the_keys_that_are_read() -> None:
         ["show", "trainer_gas_twice"],
         ["check", "--strict", "transformers==5.2.0"],
         ["advisories"],
+        ["guard", "--check-only", "true"],
     ],
     ids=" ".join,
 )

@@ -334,10 +334,7 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
     pretend(monkeypatch)
     assert main(RUN) == 0
     assert main(["run", "scenario=beyond"]) == 3
-    assert (
-        "beyond/scenario.py: ValueError: scenario.lr=-1.0: must be above 0"
-        in capsys.readouterr().err
-    )
+    assert "beyond/bug.toml: scenario.lr=-1.0: must be above 0" in capsys.readouterr().err
 
 
 def test_check_of_the_others_goes_on_and_is_inconclusive_if_strict(

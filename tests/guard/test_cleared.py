@@ -19,9 +19,7 @@ def nothing(model: nn.Module) -> None:
     pass
 
 
-def post_of(
-    places: str, batches: int, between: Moves = nothing, in_backward: Moves = nothing
-) -> Post:
+def post_of(places: str, batches: int, in_backward: Moves = nothing) -> Post:
     """The post of a step with a backward at each place. The gradients of all but the last one are
     cleared afterwards, or taken by a wrapper in the backward."""
     model = nn.Linear(3, 2)
@@ -35,7 +33,6 @@ def post_of(
             in_backward(model)
         training.end_backward()
         if count < len(places):
-            between(model)
             if in_backward is nothing:
                 training.cleared(True, count)
             optimizer.zero_grad()
@@ -68,12 +65,6 @@ def test_copies_that_a_wrapper_steps_are_not_foreign(is_wrapped: bool, foreign: 
     training.disarm()
 
 
-@torch.no_grad()
-def move(model: nn.Module) -> None:
-    for weight in model.parameters():
-        weight.add_(0.1)
-
-
 def take_gradients(model: nn.Module) -> None:
     for weight in model.parameters():
         weight.grad = None
@@ -96,12 +87,9 @@ def test_cleared_gradients_are_those_of_a_micro_batch_if_they_were_to_be_reduced
     assert post_of("aaa", batches=3).is_whole
 
 
-def test_gradients_of_a_point_nearby_are_not_lost() -> None:
-    assert post_of("aa", batches=1, between=move).dropped == 0
-
-
-def test_gradients_that_other_code_measures_are_not_lost() -> None:
-    post = post_of("ab", batches=1)
+@pytest.mark.parametrize("places", ["aa", "ab"])
+def test_gradients_that_are_computed_for_another_end_are_not_lost(places: str) -> None:
+    post = post_of(places, batches=1)
 
     assert post.dropped == 0
     gradients = post.tensors["used"]  # other modules of this process may follow

@@ -46,10 +46,12 @@ def alarmed_ranks(
     ("norm", "limit", "scale", "ranks"),
     [
         (9e4, 1.0, 65536.0, [0, 1]),
-        (9e4, 0.1, 256.0, [0, 1]),
+        (9e4, 0.1, 1024.0, [0, 1]),
         (9e4, 5e4, 65536.0, []),  # the limit is multiplied by the scale
         (0.5, 1.0, 65536.0, []),  # nothing is clipped
         (9.0, 1.0, 1.0, []),
+        (9e5, 655.36, 65536.0, []),  # the limit may be 0.01 times the scale
+        (9e5, 1.0, 10_000.0, []),
         (math.inf, 1.0, 65536.0, []),  # the step is skipped
         (9.0, math.inf, 65536.0, []),  # the norm is only looked at
     ],

@@ -51,8 +51,8 @@ def without_wrapper(post: Post, reduced: int = 20) -> None:
 
 
 @pytest.mark.parametrize("change", [None, without_wrapper])
-@pytest.mark.parametrize("targets", [None, by_step, lambda step, rank: step % 2])
-def test_same_gradients_in_several_steps(targets: Number | None, change: Any) -> None:
+@pytest.mark.parametrize("targets", [by_step, lambda step, rank: step % 2])
+def test_same_gradients_in_several_steps(targets: Number, change: Any) -> None:
     (step, alarm), *_ = judged(by_step, targets, change)
 
     assert (step, alarm.kind, alarm.ranks) == (4, "shared", [0, 1])
@@ -85,8 +85,8 @@ def has_same_rows(post: Post) -> None:
         parameter.same_rows = True
 
 
-def has_few_values(post: Post) -> None:
-    post.tensors["computed"][4:] = 0.0
+def has_an_own_loss(post: Post) -> None:
+    post.tensors.pop("targets_sum")
 
 
 def reduces_nothing(post: Post) -> None:
@@ -104,14 +104,14 @@ def began_elsewhere(post: Post) -> None:
         (reads, False),
         (gathers, True),
         (has_same_rows, False),
-        (has_few_values, False),
+        (has_an_own_loss, True),
         (reduces_nothing, True),
         (began_elsewhere, False),
     ],
 )
 def test_ranks_that_have_the_same_gradients_on_purpose(change: Any, is_named: bool) -> None:
-    """A loader says which rows they have, features of all ranks were gathered, tensors are split, a
-    multiplier has few values, or each rank trains a model of its own."""
+    """A loader says which rows they have, features of all ranks were gathered, tensors are split,
+    perhaps one batch trains in all steps, or each rank trains a model of its own."""
     memory = Memory()
-    assert judged(by_step, change=change, memory=memory) == []
+    assert judged(by_step, by_step, change, memory) == []
     assert ("common rows" in memory.not_seen) == is_named

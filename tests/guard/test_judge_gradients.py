@@ -177,11 +177,14 @@ def test_shards_have_parts_of_the_mean() -> None:
 
 @pytest.mark.parametrize(("is_whole", "checks"), [(False, PATIENCE), (True, PATIENCE // 2)])
 def test_cleared_gradients_are_a_fault_if_it_goes_on(is_whole: bool, checks: int) -> None:
-    def change(post: Post) -> None:
-        uses(1.5, slice(0, 4))(post)
-        post.dropped, post.is_whole = 3, is_whole
+    def judged_in_a_row(*weights: float) -> list[int]:
+        def change(post: Post) -> None:
+            uses(1.5, slice(0, 4))(post)
+            with_losses(*weights)(post)
+            post.dropped, post.is_whole = 3, is_whole
 
-    memory, alarms = Memory(), []
-    for _ in range(checks):
-        alarms.append(judge(made_posts(on_all(change)), memory))
-    assert [len(found) for found in alarms] == [0] * (checks - 1) + [1]
+        memory = Memory()
+        return [len(judge(made_posts(on_all(change)), memory)) for _ in range(checks)]
+
+    assert judged_in_a_row(0.5, 0.5) == [0] * (checks - 1) + [1]
+    assert judged_in_a_row(1.0, 1.0) == [0] * checks  # both are of one batch, as with SAM

@@ -42,20 +42,6 @@ def test_step_that_moves_nothing_was_skipped() -> None:
     assert judged(on_all(change)) == []
 
 
-def test_update_of_another_optimizer_is_only_that_it_moves() -> None:
-    def still(post: Post) -> None:
-        post.kind = "Lion"
-        post.check = 10
-        post.tensors["weights"][16:] = post.tensors["updates"][32:36]
-        post.tensors["bits"] = sums(post.tensors["weights"])
-
-    def with_other_optimizer(post: Post) -> None:
-        post.kind = "Lion"
-
-    assert judged(on_all(with_other_optimizer)) == []
-    assert the_alarm(judged(on_all(still))).parameters == ["bias"]
-
-
 def test_fused_optimizer_that_divides_itself_is_said() -> None:
     def change(post: Post) -> None:
         post.fused_scale = True

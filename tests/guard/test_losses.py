@@ -202,12 +202,12 @@ def test_hook_of_an_output_counts_for_losses_that_come_after_it(is_output: bool)
     assert rows(losses) == [[0.25, 1.0, 1.0]]
 
 
-def test_stage_goes_on_with_what_hooks_make_of_a_gradient() -> None:
+def test_stage_goes_on_with_what_an_engine_makes_of_a_gradient() -> None:
     losses = Losses()
     for factor in (1, 0.25):
         outputs, gradient = scores() + 1, torch.ones(4, 3)
-        outputs.register_hook(lambda gradient, factor=factor: gradient * factor)
         losses.backward(outputs, None, gradient)
+        losses.pass_on(gradient, factor * gradient)
         outputs.backward(gradient)
     ratios = losses.ratios()
     assert ratios is not None

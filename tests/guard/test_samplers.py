@@ -115,7 +115,7 @@ class Divided(DistributedSampler[int]):
 def alarm_kinds(
     samplers: list[Any], epochs: int = 3, size: int = 24, tells: Any = None
 ) -> list[str]:
-    """The kinds of alarms of a training whose ranks have these samplers."""
+    """The kinds of alarms of a training whose ranks have these samplers, and what is not seen."""
     ranks = [Rows() for _ in samplers]
     loaders = [DataLoader(Numbers(size), BATCH, sampler=sampler) for sampler in samplers]
     memory, alarms = Memory(), []
@@ -131,7 +131,7 @@ def alarm_kinds(
             rows.alarms.clear()
         views = [View(post, [], None) for post in posts]
         alarms += [alarm.kind for alarm in samples(views, memory)]
-    return alarms
+    return [*alarms, *memory.not_seen]
 
 
 def tell(sampler: Any, epoch: int) -> None:

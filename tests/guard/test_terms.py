@@ -114,15 +114,16 @@ def with_terms(factor: float, weight: float, count: float, value: float = 2.0) -
 def test_terms_that_are_not_divided_by_tokens_are_not_multiplied_by_ranks(
     factor: float, weight: float, count: float, kinds: list[str]
 ) -> None:
-    alarms = alarms_of_step(with_terms(factor, weight, count))
+    alarms = alarms_of_step(with_terms(factor, weight, count), trainer=True)
     assert [alarm.kind for alarm in alarms] == kinds
+    assert alarms_of_step(with_terms(factor, weight, count)) == []
     assert all("4 times" in alarm.text for alarm in alarms)
 
 
 def test_small_terms_are_terms_if_the_loop_multiplies_them() -> None:
     """Those of Mixtral are 0.04 % of its loss, with the coefficient of its configuration."""
     for factor, kinds in ((2.0, ["terms"]), (1.0, [])):
-        alarms = alarms_of_step(with_terms(factor, 0.05, 10.0, value=8.999 / 0.05))
+        alarms = alarms_of_step(with_terms(factor, 0.05, 10.0, value=8.999 / 0.05), trainer=True)
         assert [alarm.kind for alarm in alarms] == kinds
 
 

@@ -338,8 +338,9 @@ def test_a_worker_that_is_not_forked_opens_no_file_that_another_user_may_have_ma
     def read_a_batch() -> None:
         worker, dataset = WorkerNumbers(), Noise(none)
         worker.worker_begins(dataset)
-        torch.rand(1)
-        worker.worker_has_read(dataset)
+        for _ in range(2):
+            torch.rand(1)
+            worker.worker_has_read(dataset)
 
     try:
         read_a_batch()

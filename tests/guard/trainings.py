@@ -94,7 +94,7 @@ class Loop:
 
             state_dict.get_optimizer_state_dict(self.model, self.optimizers[0])
         self.schedule = self._schedule(1 if not has("warm_up") else 0)
-        scale = 2.0**24 if has("overflows") else 2.0**8
+        scale = 2.0**24 if has("overflows") else 2.0**10
         self.scaler = torch.amp.GradScaler("cpu", scale, growth_interval=4, enabled=has("fp16"))
         self.batches = batches(has)
         self.saved: Any = None

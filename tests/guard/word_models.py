@@ -63,9 +63,7 @@ class Strange(nn.Module):
             return x
         if self.has("nan_forward"):
             return x * (x[..., :1] - torch.inf).log()
-        if self.has("nan_backward"):
-            return x + (x - x).square().sum(-1, keepdim=True).sqrt()
-        return x.masked_fill(torch.arange(x.shape[-1]) < WORDS // 2, -torch.inf)  # scores
+        return x + (x - x).square().sum(-1, keepdim=True).sqrt()
 
 
 class Model(nn.Module):
@@ -82,7 +80,6 @@ class Model(nn.Module):
         self.normalise = nn.BatchNorm1d(WIDTH) if has("batch_norm") else None
         self.attention = Attention() if has("masks") else None
         self.strange = Strange(has) if has("nan_forward", "nan_backward") else None
-        self.forbids = Strange(has) if has("inf_loss") else None
         self.skips, self.checkpoints = has("skips_block"), has("checkpoints")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,5 +99,4 @@ class Model(nn.Module):
             hidden = self.attention(hidden)
         if self.strange is not None:
             hidden = self.strange(hidden)
-        scores = self.out(hidden)
-        return scores if self.forbids is None else self.forbids(scores)
+        return self.out(hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,10 @@ from harness.run.run_config import LANES, LaunchConfig, RunConfig
 from harness.system.errors import UserError
 from tests.sandbox import refused
 
-Params = catalog.load("bf16_clip").Params
+
+def params(**values: float) -> Any:
+    return catalog.scenario("bf16_clip").params(**values)
+
 
 Capture = pytest.CaptureFixture[str]
 
@@ -24,7 +28,7 @@ def composed(*overrides: str) -> RunConfig:
 
 def test_without_overrides_everything_has_its_default(runs: Path) -> None:
     config = composed()
-    assert (config.scenario, config.params) == ("bf16_clip", Params())
+    assert (config.scenario, config.params) == ("bf16_clip", params())
     assert config.variants == ("buggy", "fixed")
     assert (config.seed, config.pins, config.date) == (0, {}, None)
     assert (config.launch, config.runs) == (LaunchConfig(), runs)
@@ -37,11 +41,11 @@ def test_an_override_is_converted_to_its_type_and_does_not_change_the_next_run()
         "scenario.gradient_clipping=1 scenario.steps=3 seed=2147483647 launch.timeout=9 runs=here"
     )
     config = composed(*words.split(), f"date={day}")
-    assert config.params == Params(gradient_clipping=1.0, steps=3)
+    assert config.params == params(gradient_clipping=1.0, steps=3)
     assert isinstance(config.params.gradient_clipping, float)
     assert (config.seed, config.date, config.launch.timeout) == (2147483647, day, 9.0)
     assert config.runs == Path("here").absolute()
-    assert (composed().seed, composed().params) == (0, Params())
+    assert (composed().seed, composed().params) == (0, params())
     assert composed(f"date={today}").date == today
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,8 +22,6 @@ from tests.recording import RECORDED, Recording, read, recorded, stored_verdict
 from tests.schemas import complaints
 from tests.tampering.changes import recorded_trial
 
-Params = catalog.load("bf16_clip").Params
-
 STORED = recorded()
 
 
@@ -30,6 +29,9 @@ STORED = recorded()
 def test_a_recorded_run_is_graded_as_when_it_ran(scenario: str) -> None:
     stored = stored_verdict(STORED[scenario])
     graded = json.loads(json.dumps(grade(STORED[scenario]).to_json()))
+    if catalog.scenario(scenario).triggered:  # how it is said is not recorded
+        for trial in (*stored["trials"], *graded["trials"]):
+            trial["reason"] = re.sub(r"(?<=the trigger )(.*?: ).*", r"\1", trial["reason"])
     assert graded == stored
     assert complaints("grade.json", graded) == []
     assert graded["verdict"] == "reproduced"
@@ -76,7 +78,7 @@ def inconclusive(recording: Recording, variant: str, reason: str) -> None:
 
 
 def test_a_fixed_trial_with_one_unclipped_step_is_not_exercised(recording: Recording) -> None:
-    half = Params().gradient_clipping / 2
+    half = catalog.scenario("bf16_clip").params().gradient_clipping / 2
     for rank in (0, 1):
         with recording.record("fixed", "step", rank) as step:
             small = half / step["gradient"]

@@ -12,8 +12,7 @@ from .fence import Fence
 from .judge import judge, left_alarms
 from .mailbox import Mailbox
 from .posts import LAST, LocalAlarm, Post
-from .process import restarts
-from .process_groups import ProcessGroups
+from .process import restarts, world
 from .report import Report
 from .rows import Rows
 from .saved_states import SavedStates
@@ -34,6 +33,12 @@ BEGAN_LATE = (
 )
 
 
+ALONE = (
+    "whether it is meant that each of {} ranks trains a model of its own: the first steps had no "
+    "process group (init_process_group)"
+)
+
+
 class Account:
     """The trainings of a process, what was judged of them, and what was told."""
 
@@ -45,11 +50,10 @@ class Account:
         rows: Rows,
         schedules: Schedules,
         collectives: Collectives,
-        groups: ProcessGroups,
     ) -> None:
         self.settings, self.trainings, self.fence = settings, trainings, fence
         self.rows, self.schedules = rows, schedules
-        self._collectives, self._groups = collectives, groups
+        self._collectives = collectives
         self.optimizers = 0
         """How many were constructed."""
         self.began_late = False
@@ -160,6 +164,8 @@ class Account:
         sentences = not_seen(self.trainings, memories, self.optimizers, MOST_OPTIMIZERS)
         if not self.report.checks and self._silent:
             sentences.append(f"all steps: rank {few(self._silent)} took none that is watched")
+        if self.mailbox.has_begun and self.mailbox.world < world():
+            sentences.append(ALONE.format(world()))
         if self.began_late:
             sentences.append(BEGAN_LATE)
         if self.mailbox.left_out:
@@ -197,7 +203,6 @@ class Account:
         """What this rank noticed after its last check."""
         alarms = [*self.rows.alarms, *self.schedules.alarms]
         alarms += [one for each in self.trainings for one in each.alarms]
-        alarms += filter(None, [self._groups.alarm()])
         rank = self.mailbox.rank
         late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
         for memory in self._memories.values():

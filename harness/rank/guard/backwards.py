@@ -21,7 +21,6 @@ class Backwards:
         self.dropped_sum: Tensor | None = None
         """The gradients that were cleared before a step used them."""
         self._places: list[Hashable] = []
-        self._dropped_places: set[Hashable] = set()
         self.reduces = False
         """Whether DDP reduces the gradients of a backward."""
 
@@ -38,17 +37,11 @@ class Backwards:
         if computed is not None:
             before = self.dropped_sum
             self.dropped_sum = computed if before is None else before + computed
-        self._dropped_places.update(self._places)
         self._places = []
 
     def restart(self) -> None:
         """Forget the backwards of a step that was skipped."""
         self._places, self._is_part = [], False
-
-    def are_elsewhere(self, batches: int, backwards: int) -> bool:
-        """Whether other code computed the gradients that were cleared, from the same rows, by the
-        batches and the backwards of the step."""
-        return batches < backwards and self._dropped_places.isdisjoint(self._places)
 
     def are_separate(self, batches: int) -> bool:
         """Whether the backwards of this step are those of several losses of the same rows, by their

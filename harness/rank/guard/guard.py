@@ -55,14 +55,12 @@ from .collectives import Collectives
 from .earlier import Earlier
 from .facts import facts_of, masks_asked_for, planned_micro_batches
 from .fence import Fence, quietly
-from .judge import LOCAL_STEPS
 from .losses import Losses
 from .merges import Merge
 from .optimizers import has_constructed_any, instead_of_gradients
 from .parameters import Modules
 from .posts import Post
 from .process import captures, is_worker, makes_state, rank, world
-from .process_groups import ProcessGroups
 from .rows import Rows
 from .saves import Checkpoints
 from .schedules import Schedules
@@ -82,16 +80,10 @@ class Guard:
         self.settings = settings
         self.trainings: list[Training] = []
         self.losses, self.rows, self.schedules = Losses(), Rows(), Schedules()
-        self.collectives, self._groups = Collectives(), ProcessGroups()
+        self.collectives = Collectives()
         self.fence = Fence(self.trainings, lambda error: self.mailbox.stop(error))
         self.account = Account(
-            settings,
-            self.trainings,
-            self.fence,
-            self.rows,
-            self.schedules,
-            self.collectives,
-            self._groups,
+            settings, self.trainings, self.fence, self.rows, self.schedules, self.collectives
         )
         self.mailbox = self.account.mailbox
         self.checkpoints = Checkpoints(self.trainings, self.fence, self.rows, self.schedules)
@@ -430,10 +422,6 @@ class Guard:
 
     def _end_step(self, training: Training) -> None:
         """Note that a step has ended: all ranks have its weights."""
-        self._groups.step_ended()
-        alarm = self._groups.alarm() if training.steps >= LOCAL_STEPS else None
-        if alarm is not None:
-            self.account.tell(training, alarm)
         self.schedules.step(training.optimizer(), world())
         if training.may_be_alone and world() > 1:
             groups = training.optimizer().param_groups

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .checks import CHECKS
+from .checks import CHECKS, together
+from .checks.accumulation import LOSS_NEAR, loss_count
 from .checks.views import Alarm, Memory, View
 from .packing import ParameterTable
 from .posts import LAST, Post
@@ -14,7 +15,8 @@ from .posts import LAST, Post
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
 step of the usual number of micro-batches, some of which are lost, counts twice: a loop that skips
-a step computes more of them."""
+a step computes more of them. The losses say that the cleared ones are missing: all together they
+count once."""
 
 
 LOCAL_STEPS = 512
@@ -36,14 +38,21 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
         memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
     was_dropped = [post for post in posts if post.dropped]
     weight = 2 if any(post.is_whole for post in was_dropped) else 1
-    memory.dropped = memory.dropped + weight if was_dropped else 0
+    count = loss_count(views) if was_dropped else None
+    is_of_parts = count is not None and count.micro > 1 and abs(count.total - 1) <= LOSS_NEAR
+    memory.dropped = memory.dropped + weight if is_of_parts else 0
+    if was_dropped and not is_of_parts:
+        memory.not_seen["dropped"] = (
+            "whether it is meant that gradients are cleared before a step uses them, perhaps as "
+            "they lead to other weights (SAM, MAML): then gradients are not compared"
+        )
     alarms = [
         Alarm(local.check, local.kind, local.text, [post.rank], local.size)
         for post in posts
         for local in post.alarms
     ]
     for name, check in CHECKS.items():
-        if name in ("gradients", "accumulation") and 0 < memory.dropped < PATIENCE:
+        if name in ("gradients", "accumulation") and was_dropped and memory.dropped < PATIENCE:
             continue
         alarms += check(views, memory)
     return _merged(_without_local_steps(alarms, views, memory))
@@ -76,8 +85,7 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 def left_alarms(memory: Memory, averages: str = "") -> list[Alarm]:
     """The alarms that wait for a further check, which does not come: the training is over.
     ``averages`` says why weights that differ may be right, if the loop has averaged since."""
-    held = [] if averages else list(memory.held.values())
-    return held + ([memory.pending] if memory.pending else [])
+    return [] if averages else list(memory.held.values())
 
 
 def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
@@ -96,6 +104,11 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         averages = "the loop itself changes weights after a step, as local SGD does"
     if memory.unreduced and any(view.post.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
+    if memory.unreduced and not any(map(_shares_a_training, views)):
+        averages = (
+            "perhaps each rank trains a model of its own, as nothing is reduced, no wrapper says "
+            "that ranks share a model, and no sampler splits rows among them"
+        )
     memory.averages = memory.averages or averages
     apart = _merged([one for one in alarms if (one.check, one.kind) in APART])
     others = [one for one in alarms if (one.check, one.kind) not in APART]
@@ -119,6 +132,12 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         memory.held.clear()
         memory.not_seen.pop("alone", None)
     return others + apart
+
+
+def _shares_a_training(view: View) -> bool:
+    """Whether a wrapper says that the rank shares its model with others, or it reads a part of the
+    rows. Otherwise it may have a fold, or a member of an ensemble, that began with one seed."""
+    return bool(view.post.epochs) or any(together.table(view).columns.groups)
 
 
 def _remembered(post: Post, memory: Memory) -> View:

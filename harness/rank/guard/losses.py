@@ -70,7 +70,7 @@ class MicroBatch:
     goes_on: bool = False
     """Whether it goes on with the gradient that another rank computed."""
     ratios: list[Tensor] = field(default_factory=list)
-    """How many times that gradient hooks have made of it."""
+    """How many times that gradient DeepSpeed's engine has made of it."""
 
 
 class Losses:
@@ -147,6 +147,7 @@ class Losses:
             return
         micro = self._micro[-1]
         ratio = after.detach().float().norm() / before.detach().float().norm()
+        micro.ratios.append(ratio)
         for loss in (*micro.calls, micro.loss):
             if loss is not None and loss.weight is not None:
                 loss.weight = loss.weight * ratio
@@ -172,9 +173,6 @@ class Losses:
                 at_arrival(root, lambda weight: setattr(loss, "weight", weight.abs()), chain.node)
         elif gradient is not None and not is_loss:
             micro.goes_on = True
-            if isinstance(gradient, Tensor) and _is_plain(root) and _is_plain(gradient):
-                norm = gradient.detach().float().norm()
-                at_arrival(root, lambda one: micro.ratios.append(one.float().norm() / norm))
 
     def note_root(self, root: Any) -> bool:
         """Note what a backward begins from; returns whether it is a loss."""

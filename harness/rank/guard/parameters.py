@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -223,6 +224,11 @@ def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> l
     ]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     every = [_watched(one, modules, numbers.get(id(one))) for one in [*parameters, *others]]
+    times = Counter[str]()
+    for one in every:  # two models, such as encoder and decoder, may have the same names
+        copy = one.described.copy
+        one.described.copy += f" {times[copy]}" if times[copy] else ""
+        times[copy] += 1
     masters = {id(one.share.master.tensor) for one in every if one.share.master}
     return [
         one

@@ -23,7 +23,7 @@ class Resume:
 
     def __init__(self, optimizer: Any, schedules: Callable[[Any], list[Any]]) -> None:
         self._rates = rates(optimizer)
-        self._kind, self._size = type(optimizer), len(_parameters(optimizer))
+        self._ids = _ids(optimizer)
         self._count, self._states = steps_of(optimizer), _states(optimizer)
         self._schedules, self._begun = schedules, ""
         self._first_rates = {group.get("initial_lr") for group in optimizer.param_groups}
@@ -66,13 +66,14 @@ class Resume:
 
     def _compare_states(self, optimizer: Any) -> Iterator[LocalAlarm]:
         states, count = _states(optimizer), steps_of(optimizer)
-        if 2 * states < self._states:
+        kept = sum(map(bool, optimizer.state.values()))  # a new phase may clear them
+        if 2 * states < self._states <= kept:
             text = (
                 f"the loaded state was that of {self._states} parameters, and the first step has "
                 f"that of {states}: the others begin again"
             )
             yield LocalAlarm("schedule", "state", text, float(self._states - states))
-        elif count < self._count - 0.5:
+        elif count < self._count - 0.5 and _has_moments(optimizer):
             text = (
                 f"the loaded state has taken {self._count:.0f} steps, and the first step begins "
                 f"with {count:.0f}"
@@ -114,7 +115,7 @@ class Resume:
     def left_by(self, optimizer: Any) -> LocalAlarm | None:
         """An alarm if this optimizer takes its first step instead of the one with the loaded
         state, and has none."""
-        is_alike = type(optimizer) is self._kind and len(_parameters(optimizer)) == self._size
+        is_alike = self._ids == _ids(optimizer)
         if self._steps or not is_alike or _states(optimizer) or not self._count:
             return None
         text = (
@@ -132,6 +133,16 @@ def rates(optimizer: Any) -> list[Any]:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _ids(optimizer: Any) -> set[int]:
+    return set(map(id, _parameters(optimizer)))
+
+
+def _has_moments(optimizer: Any) -> bool:
+    """Whether moments of an optimizer are not zero: a new phase may clear them with the count."""
+    values = [value for state in _held(optimizer) for value in state.values()]
+    return any(one.dim() > 0 and bool(one.any()) for one in values if isinstance(one, Tensor))
 
 
 def _held(optimizer: Any) -> list[Any]:

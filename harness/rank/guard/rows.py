@@ -370,8 +370,11 @@ class Rows:
             self._last[0].stepped(optimizer)
 
     def of_step(self) -> list[tuple[int, list[int]]]:
-        """The rows of this step, by the number of the loader, without those of an evaluation."""
-        return [(loader.number, rows) for loader, rows in self._step if loader.trains]
+        """The rows of this step, by the number of the loader, without those of an evaluation. If
+        two loaders give some, all ranks may read all of a few rows, beside those that they split.
+        """
+        is_only_one = len({loader for loader, _ in self._step}) == 1
+        return [(one.number, rows) for one, rows in self._step if one.trains and is_only_one]
 
     def samples(self) -> list[EpochSample]:
         """What epochs of datasets that the ranks split have given so far."""

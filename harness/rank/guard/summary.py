@@ -99,14 +99,16 @@ def blind(
         sentences["replicas"] = "weights are not compared: no two ranks have copies of one"
     if optimizer and optimizer not in MOMENTS:
         sentences["updates"] = (
-            f"how far a step moves weights, only whether it does: {optimizer} has no known formula"
+            f"how far a step moves weights, and whether it does: {optimizer} has no known formula"
         )
     if "accumulation" not in compared:
         sentences["accumulation"] = f"losses are not counted: {UNCOUNTED[uncounted]}"
     if not has_rows:
         sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
     elif ranks > 1 and "samples" not in compared:
-        sentences["samples"] = "rows are not compared: they were read before the steps"
+        sentences["samples"] = (
+            "rows are not compared: they were read before the steps, or by two loaders"
+        )
     if "samples" in sentences and compared.get(COMMON_ROWS):
         sentences["samples"] += ". Only gradients show if all ranks have the same rows"
     return sentences

@@ -23,7 +23,7 @@ from .backwards import Backwards
 from .budget import FIRST_CHECKS, Cost
 from .clips import ClipOrder, Clips
 from .costs import CheckCosts
-from .final_sums import FinalSums, versions
+from .final_sums import FinalSums
 from .gradient_samples import GradientSamples
 from .leftovers import Leftovers
 from .module_outputs import ModuleOutputs
@@ -136,8 +136,6 @@ class Training:
         """Forget what was noted of this step."""
         self._backwards_of_step, self._clips = Backwards(), Clips()
         self._update_samples = UpdateSamples()
-        self._has_moved = False
-        """Whether the loop changed weights before the last backward of the step."""
 
     # -- arming --
 
@@ -166,7 +164,6 @@ class Training:
         self.check += 1
         self.armed, self._waits = True, 0
         self._reset()
-        self._versions = versions(self._watched)
         self._numbers = chosen([entry.described.name for entry in self._watched], self.check)
         assert self._sums is not None  # noqa: S101
         looks_outside = self.check <= FIRST_CHECKS and self._was_alone
@@ -267,16 +264,14 @@ class Training:
         return True
 
     def drops(self, batches: int, backwards: int) -> bool:
-        """Whether gradients that were cleared in this step are missing in it, by the batches that
-        were read for it, and the backwards of it. If weights moved in between, as with SAM, or
-        other code had computed them from the same rows, they were for another end."""
+        """Whether gradients that were cleared in this step may be missing in it: each backward of
+        it has a batch of its own. Others were for another end, as with SAM."""
         notes = self._backwards_of_step
-        is_elsewhere = notes.are_elsewhere(batches, backwards)
         has_engine = self._modules is not None and self._modules.has_engine
         is_edited = self._samples.is_edited
         is_assembled = is_edited and not self._has_no_wrapper  # of several, by the loop
         is_assembled = is_assembled and not has_engine
-        return bool(notes.dropped) and not (is_elsewhere or self._has_moved or is_assembled)
+        return bool(notes.dropped) and batches >= backwards and not is_assembled
 
     def has_separate_losses(self, batches: int) -> bool:
         """Whether the backwards of this step are those of several losses of the same rows."""
@@ -309,8 +304,6 @@ class Training:
         is_of_wrapper = self.inner_steps is not None
         if not self.armed or (self._samples.used is not None and not is_of_wrapper):
             return
-        if not is_of_wrapper:
-            self._has_moved = self._versions != versions(self._watched)
         self._samples.take_used(self.optimizer(), is_of_wrapper)
 
     def note_clip(self, ids: set[int], limit: Any, backwards: int) -> None:

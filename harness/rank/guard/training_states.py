@@ -89,6 +89,8 @@ class TrainingState:
     """At a save, a number for each of the first batches of a loader's last epoch."""
     numbers: dict[str, Any] = field(default_factory=dict)
     """What is no tensor in a file."""
+    changed: list[str] = field(default_factory=list)
+    """After a load, the parameters that the loop has written since, or their state."""
     parts: list[list[Any]] = field(default_factory=list)
     """The fields of each ``Part``."""
 
@@ -110,6 +112,8 @@ class States:
         self.is_filled = False
         """Whether this process fills states that are there with what it loads."""
         self._rates_before: list[Any] = []
+        self._at_load: dict[int, list[int]] = {}
+        """By the id of a parameter, the sums of its bits and of its state after a load."""
         self._outer: list[Any] = []
         self._watched: Sequence[Watched] | None = None
 
@@ -123,6 +127,7 @@ class States:
 
     def load(self, step: int, optimizer: Any, path: str = "", is_promised: bool = False) -> None:
         """Note that the optimizer, or what trains with it, has loaded a state."""
+        self._at_load = _sums_by_id(optimizer)
         if self.loaded is None or path or is_promised:
             self.loaded = TrainingState(RESUMED, step, path, stamp(path), 0.0, is_promised)
             self.loaded.rates = rates(optimizer)
@@ -152,6 +157,9 @@ class States:
         """Note the state with which a training goes on after a load."""
         state, self.loaded = self.loaded, None
         if state is not None:
+            at_load, now = self._at_load, _sums_by_id(optimizer)
+            keys = ((one.described.name, id(one.stepped)) for one in watched)
+            state.changed = [name for name, key in keys if at_load.get(key) != now.get(key)]
             self._note(state, optimizer, watched)
 
     def _note(self, state: TrainingState, optimizer: Any, watched: Sequence[Watched]) -> None:
@@ -354,6 +362,16 @@ def _sum(tensor: Tensor) -> Tensor:
     flat = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     integers = flat.view(INTEGERS[flat.element_size()])
     return integers.sum(dtype=integers.dtype).long()
+
+
+def _sums_by_id(optimizer: Any) -> dict[int, list[int]]:
+    """By the id of a parameter, the sums of its bits and of its state."""
+    tensors: dict[int, list[Any]] = {}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        state = optimizer.state.get(parameter, {})
+        values = [parameter, *(state.values() if isinstance(state, dict) else ())]
+        tensors[id(parameter)] = [local(one) for one in values if _has_bits(one)]
+    return {key: [int(_sum(one)) for one in values] for key, values in tensors.items()}
 
 
 def outer_optimizers(optimizer: Any) -> list[Any]:

@@ -2,10 +2,12 @@
 draw others.
 
 A worker is another process, and nobody asks it anything. It writes into memory that the process
-that trains shares with it: the states of the generators from which its first batch has drawn,
-before it drew. A forked worker has that memory. One that is spawned, or comes from a fork server as
-by default since Python 3.14, looks among the open files of the process that trains for memory with
-the seed of the loader's workers: nobody else can put something there, and nothing is left.
+that trains shares with it: the states of the generators from which its first two batches have
+drawn, before they drew. What only the first one draws may be a table that a dataset makes once,
+with one seed on purpose. A forked worker has that memory. One that is spawned, or comes from a fork
+server as by default since Python 3.14, looks among the open files of the process that trains for
+memory with the seed of the loader's workers: nobody else can put something there, and nothing is
+left.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ class WorkerNumbers:
         self._has_joined = False
         """Whether this is a worker that was not forked, and has looked for its file."""
         self._before: dict[str, Any] = {}
+        self._between: dict[str, Any] | None = None
+        """The states after the first batch, of generators from which it has drawn."""
         self._sources: dict[str, str] = {}
         """In a worker, the states with which streams choose their sources."""
 
@@ -104,7 +108,7 @@ class WorkerNumbers:
         if self._newest is None:
             self._join()
         if self._newest is not None and not self._before:
-            self._before = {name: state_of(one) for name, one in _generators(dataset)}
+            self._before = _states(dataset)
 
     def worker_mixes(self, generator: Any) -> None:
         """In a worker: note the state of a generator with which a stream chooses its sources."""
@@ -112,19 +116,22 @@ class WorkerNumbers:
             self._sources[f"{SOURCES} {len(self._sources) + 1}"] = _digest(state)
 
     def worker_has_read(self, dataset: Any) -> None:
-        """In a worker: share the states from which the first batch has drawn."""
-        memory, self._newest = self._newest, None
+        """In a worker: share the states from which the first two batches have drawn."""
         worker = torch.utils.data.get_worker_info()
-        if memory is None or worker is None:
+        if self._newest is None or worker is None:
             return
+        last = self._before if self._between is None else self._between
+        now = _states(dataset)
+        drawn = {name: now[name] for name in last.keys() & now if has_drawn(last[name], now[name])}
+        if self._between is None:
+            self._between = drawn
+            return
+        memory, self._newest = self._newest, None
         states, self._sources = self._sources, {}
-        for name, generator in _generators(dataset):
-            before, after = self._before.get(name), state_of(generator)
-            if before is not None and after is not None and has_drawn(before, after):
-                # Half of a seed of torch may be without effect.
-                numbers = before[2] if before[0] == "torch" else before
-                states[name] = _digest(numbers)
-        self._before = {}
+        for name in drawn:
+            before = self._before[name]  # half of a seed of torch may be without effect
+            states[name] = _digest(before[2] if before[0] == "torch" else before)
+        self._before, self._between = {}, None
         text, start = json.dumps(states).encode(), SLOT * worker.id
         if len(text) < SLOT:
             memory[start + 1 : start + 1 + len(text)] = text
@@ -256,6 +263,12 @@ def _generators(dataset: Any) -> Iterator[tuple[str, Any]]:
 def is_stream(dataset: Any) -> bool:
     """Whether a dataset is read in its own order."""
     return isinstance(dataset, torch.utils.data.IterableDataset)
+
+
+def _states(dataset: Any) -> dict[str, Any]:
+    """The states of all these generators that can be read."""
+    states = ((name, state_of(one)) for name, one in _generators(dataset))
+    return {name: state for name, state in states if state is not None}
 
 
 def _parts(owner: Any) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from harness.bugs import catalog, remedies, result_file
 from harness.bugs.api.settings import CODE
+from harness.bugs.lookup import lookup
+from harness.bugs.packages import import_name
+from harness.bugs.results import Status
 from harness.rank.guard.settings import VISIBLE
 from harness.system.files import write_whole
 
@@ -30,7 +36,7 @@ SIGNS = {
     "samples": "samples/again samples/shared",
     "samples, accumulation": "accumulation/early",
     "samples, resume": "samples/resume",
-    "order of samples": "samples/order samples/stuck",
+    "order of samples": "samples/order",
     "learning rate": "schedule/ahead schedule/first schedule/still",
     "learning rate, resume": "checkpoints/rate schedule/again schedule/count schedule/other "
     "schedule/resume schedule/state",
@@ -54,9 +60,6 @@ def write(path: Path) -> None:
 
 def bugs() -> Iterator[dict[str, Any]]:
     """Each bug that settings or code set off, with the releases that have it."""
-    from harness.bugs import catalog, remedies  # they load every scenario
-    from harness.bugs.packages import import_name
-
     for name in catalog.sound():
         scenario = catalog.scenario(name)
         releases = _affected(name)
@@ -84,11 +87,6 @@ def bugs() -> Iterator[dict[str, Any]]:
 def _affected(name: str) -> list[dict[str, list[str]]]:
     """The affected releases, by the module that a rank imports: of one package, all that the
     catalogue has tested with any bug, as ``check`` looks them up; of several, the tested ones."""
-    from harness.bugs import catalog
-    from harness.bugs.lookup import lookup
-    from harness.bugs.packages import import_name
-    from harness.bugs.results import Status
-
     packages = catalog.scenario(name).deciding
     by_others: dict[tuple[str, ...], list[str]] = {}
     for subject, *others in _points(name, packages):
@@ -106,11 +104,6 @@ def _affected(name: str) -> list[dict[str, list[str]]]:
 
 def _points(name: str, packages: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The releases that may be affected. Of one package, none is beyond the affected ones."""
-    from packaging.version import Version
-
-    from harness.bugs import result_file
-    from harness.bugs.results import Status
-
     cells = [cell for cell in result_file.statuses(name) if cell.status is Status.AFFECTED]
     if len(packages) == 1 and cells:
         (package,) = packages

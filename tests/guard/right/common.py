@@ -77,3 +77,42 @@ def mean_over_ranks(parameters: Any) -> None:
 def classes_loss(model: Any, batch: Any) -> Tensor:
     x, y = batch
     return F.cross_entropy(model(x), y)
+
+
+def trained(
+    model: Any,
+    optimizer: Any,
+    data: Any = None,
+    before: Any = None,
+    edit: Any = None,
+    loss_of: Callable[[Any, Any], Tensor] = classes_loss,
+) -> Steps:
+    """Train. ``before`` gets the number of the step that begins, and the loss of the last one;
+    ``edit`` is called before the optimizer steps."""
+    loss = None
+    for step, batch in enumerate(data or batches()):
+        if before is not None:
+            before(step, loss)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        if edit is not None:
+            edit()
+        optimizer.step()
+        yield model, loss
+
+
+def reading(loader: Any, sampler: Any = None, between: Any = None) -> Steps:
+    """Train on epochs of a loader; ``between`` them something gets the model."""
+    model = parallel(Net())
+
+    def epochs() -> Iterator[Any]:
+        for epoch in range(10**6):
+            if sampler is not None:
+                sampler.set_epoch(epoch)
+            for batch in loader:
+                yield batch[-2:]
+            if between is not None:
+                between(model)
+
+    return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), epochs())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .common import (
     CLASSES,
+    WIDTH,
     Net,
     Steps,
     batches,
@@ -19,23 +20,24 @@ from .common import (
     loop,
     mean_over_ranks,
     parallel,
+    trained,
     weights_of,
 )
 
 
-def _edited(edit: Callable[[Any, Any], None], wrap: Any = parallel) -> Steps:
+def _edited(
+    edit: Callable[[Any, Any], None], wrap: Any = parallel, loss_of: Any = classes_loss
+) -> Steps:
     """Train, and edit the gradients before each step."""
     model = wrap(Net())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
+
+    def reduce_and_edit() -> None:
         if wrap is not parallel:
             mean_over_ranks(model.parameters())
         edit(model, optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+
+    return trained(model, optimizer, edit=reduce_and_edit, loss_of=loss_of)
 
 
 NOISE = torch.Generator()
@@ -152,11 +154,19 @@ def masked() -> Steps:
 
 @loop
 def not_finite_to_zero() -> Steps:
+    """Some batches have no labels: their loss is nan."""
+    steps = iter(range(10**6))
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        x, y = batch
+        counts = (y != 0) if next(steps) % 3 else torch.zeros(len(y))
+        return (F.cross_entropy(model(x), y, reduction="none") * counts).sum() / counts.sum()
+
     def clean(model: Any, _: Any) -> None:
         for weight in model.parameters():
             torch.nan_to_num_(weight.grad)
 
-    return _edited(clean)
+    return _edited(clean, loss_of=loss_of)
 
 
 @loop
@@ -166,28 +176,28 @@ def tensor_hooks() -> Steps:
     for weight in model.parameters():
         weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
     model = parallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+    return trained(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def _scaled_by(scale: int, loss_of: Any) -> Steps:
+    """A constant loss scale, without torch's scaler."""
+
+    def unscale(model: Any, _: Any) -> None:
+        for weight in model.parameters():
+            weight.grad /= scale
+
+    return _edited(unscale, loss_of=lambda model, batch: loss_of(model, batch) * scale)
 
 
 @loop
 def scaled_by_a_number() -> Steps:
-    """A constant loss scale, without torch's scaler."""
-    model = parallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        (loss * 1024).backward()
-        for weight in model.parameters():
-            weight.grad /= 1024
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+    return _scaled_by(1024, classes_loss)
+
+
+@loop
+def scaled_beyond_16_bits() -> Steps:
+    """The scaled loss is infinite in fp16; its gradients are finite."""
+    return _scaled_by(49152, lambda model, batch: classes_loss(model, batch).half())
 
 
 def _tasks(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -292,3 +302,39 @@ def frozen_by_zeros() -> Steps:
             weight.grad.mul_(float(next(steps) % 8 > 40))
 
     return _edited(freeze)
+
+
+@loop
+def limit_times_the_scale() -> Steps:
+    """Gradients are clipped while they are scaled, to a limit that is scaled, too."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", 2.0**14)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = classes_loss(model, batch)
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.005 * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        yield model, loss
+
+
+@loop
+def multipliers() -> Steps:
+    """Multipliers of constraints get their gradients from what all ranks have reduced."""
+    model, multipliers = Net(32), nn.Parameter(torch.zeros(32))
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01), torch.optim.SGD([multipliers], 0.1)]
+    noise = torch.Generator().manual_seed(dist.get_rank())
+    while True:
+        scores = model(torch.randn(8, WIDTH, generator=noise))
+        loss = scores.square().mean() + (multipliers.detach() * scores.mean(0)).sum()
+        loss.backward()
+        mean_over_ranks(model.parameters())
+        excess = scores.detach().mean(0)
+        dist.all_reduce(excess)
+        (-multipliers @ excess).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        yield model, loss

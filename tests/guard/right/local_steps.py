@@ -11,14 +11,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import all_reduce
+from torch.utils.data import DataLoader, Subset
 
-from .common import Net, Steps, batches, classes_loss, loop, mean_over_ranks, parallel
+from .common import (
+    ROWS,
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    mean_over_ranks,
+    parallel,
+    trained,
+)
 
 
-def _local(model: Any, average: Callable[[list[Any]], None], every: int, warmup: int = 0) -> Steps:
+def _local(
+    model: Any, average: Callable[[list[Any]], None], every: int, warmup: int = 0, data: Any = None
+) -> Steps:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     weights = list(model.parameters())
-    for step, batch in enumerate(batches(), 1):
+    for step, batch in enumerate(data or batches(), 1):
         is_local = step > warmup and hasattr(model, "no_sync")
         with model.no_sync() if is_local else contextlib.nullcontext():
             loss = classes_loss(model, batch)
@@ -78,17 +92,8 @@ class Gated(Net):
 
 @loop
 def of_two_classes() -> Steps:
-    model = parallel(Gated())
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    for step, (x, y) in enumerate(batches(), 1):
-        with model.no_sync():
-            loss = classes_loss(model, (x, y % 2))
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 6 == 0:
-            _average_each(list(model.parameters()))
-        yield model, loss
+    data = ((x, y % 2) for x, y in batches())
+    return _local(parallel(Gated()), _average_each, 6, data=data)
 
 
 @loop
@@ -152,3 +157,13 @@ def difference_is_averaged() -> Steps:
                     weight.copy_(start)
                     weight.grad = None
         yield model, loss
+
+
+@loop
+def fold_of_each_rank() -> Steps:
+    """Cross-validation: each rank trains a model of its own, without the rows of its fold."""
+    rows = [row for row in range(256) if row % 5 != dist.get_rank()]
+    loader = DataLoader(Subset(Table(), rows), ROWS, shuffle=True)
+    model = Net()
+    epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+    return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), epochs)

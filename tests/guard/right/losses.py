@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import torch
@@ -10,18 +11,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .common import CLASSES, WIDTH, Net, Steps, Table, batches, loop, parallel, weights_of
+from .common import CLASSES, WIDTH, Net, Steps, Table, batches, loop, parallel, trained, weights_of
 
 
 def _by(loss_of: Any, data: Any = None, model: Any = None) -> Steps:
     model = parallel(model or Net())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step, batch in enumerate(data or batches()):
-        optimizer.zero_grad()
-        loss = loss_of(model, *batch, step)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+    steps = itertools.count()
+    return trained(
+        model, optimizer, data, loss_of=lambda model, batch: loss_of(model, *batch, next(steps))
+    )
 
 
 @loop
@@ -195,8 +194,7 @@ def features_are_cached() -> Steps:
         yield model, loss
 
 
-@loop
-def other_terms_of_all_ranks() -> Steps:
+def _other_terms_of_all_ranks(penalty_of: Any) -> Steps:
     """A sum is divided by the targets of all ranks, and all terms are multiplied by the ranks: also
     a penalty, which the loop has divided by them."""
     ranks = dist.get_world_size()
@@ -205,10 +203,23 @@ def other_terms_of_all_ranks() -> Steps:
         count = torch.tensor(len(y))
         dist.all_reduce(count)
         scores = model(x)
-        penalty = scores.square().sum() / count
+        penalty = penalty_of(scores, count)
         return (F.cross_entropy(scores, y, reduction="sum") / count + 0.1 * penalty) * ranks
 
     return _by(loss_of)
+
+
+@loop
+def other_terms_of_all_ranks() -> Steps:
+    return _other_terms_of_all_ranks(lambda scores, count: scores.square().sum() / count)
+
+
+@loop
+def other_term_by_tokens_of_this_rank() -> Steps:
+    """A mean counts by this rank's part of the targets."""
+    return _other_terms_of_all_ranks(
+        lambda scores, count: scores.square().mean() * (len(scores) / count)
+    )
 
 
 @loop
@@ -469,3 +480,20 @@ def fewer_and_fewer_micro_batches() -> Steps:
         optimizer.step()
         optimizer.zero_grad()
         yield model, loss
+
+
+@loop
+def body_learns_slowly() -> Steps:
+    """The body gets a tenth of the gradient of its features, by a hook, in a later backward."""
+    body, head = parallel(Net(WIDTH)), parallel(Net())
+    optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()], 1e-3)
+    for x, y in batches():
+        optimizer.zero_grad()
+        features = body(x)
+        features.register_hook(lambda gradient: 0.1 * gradient)
+        leaf = features.detach().requires_grad_()
+        loss = F.cross_entropy(head(leaf), y)
+        loss.backward()
+        features.backward(leaf.grad)
+        optimizer.step()
+        yield body, loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import torch
@@ -22,20 +23,14 @@ from .common import (
     loop,
     mean_over_ranks,
     parallel,
-    weights_of,
+    trained,
 )
 
 
-def _of(model: Any, optimizer: Any = None, **settings: Any) -> Steps:
+def _of(model: Any, **settings: Any) -> Steps:
     model = parallel(model, **settings)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = optimizer or torch.optim.AdamW(trained, 1e-3)
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return trained(model, torch.optim.AdamW(weights, 1e-3))
 
 
 class Adapter(nn.Module):
@@ -64,12 +59,8 @@ def adapters_in_bf16() -> Steps:
     model.first, model.last = Adapter(model.first), Adapter(model.last)  # type: ignore[assignment]
     model = parallel(model.bfloat16())
     optimizer = torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], 1e-2)
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x.bfloat16()).float(), y)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+    data = ((x.bfloat16(), y) for x, y in batches())
+    return trained(model, optimizer, data)
 
 
 @loop
@@ -269,17 +260,13 @@ def complex_weights() -> Steps:
 
 
 def _of_by_hand(model: Any) -> Steps:
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
+    def reduce() -> None:
         for weight in model.parameters():
             flat = torch.view_as_real(weight.grad) if weight.is_complex() else weight.grad
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+
+    return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), edit=reduce)
 
 
 @loop
@@ -289,20 +276,18 @@ def average_is_evaluated() -> Steps:
     average = torch.optim.swa_utils.AveragedModel(
         model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
     )
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step, batch in enumerate(batches()):
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        average.update_parameters(model.module)
+
+    def evaluate(step: int, _: Any) -> None:
+        if step:
+            average.update_parameters(model.module)
         if step % 5 == 4:
-            trained = copy.deepcopy(model.module.state_dict())
+            weights = copy.deepcopy(model.module.state_dict())
             model.module.load_state_dict(average.module.state_dict())
             with torch.no_grad():
-                classes_loss(model.module, batch)
-            model.module.load_state_dict(trained)
-        yield model, loss
+                classes_loss(model.module, next(batches()))
+            model.module.load_state_dict(weights)
+
+    return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), before=evaluate)
 
 
 @loop
@@ -329,16 +314,7 @@ def weights_of_rank_0() -> Steps:
     model = Net()
     for weight in model.parameters():
         dist.broadcast(weight.data, 0)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        for weight in weights_of(model):
-            dist.all_reduce(weight.grad, dist.ReduceOp.SUM)
-            weight.grad.div_(dist.get_world_size())
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+    return _of_by_hand(model)
 
 
 @loop
@@ -387,3 +363,74 @@ def average_on_rank_0() -> Steps:
 @loop
 def average_on_rank_0_without_a_wrapper() -> Steps:
     return _with_average_on_rank_0(lambda model: model)
+
+
+def _going_back(change: Any, before_step: Any = lambda model: None) -> Steps:
+    """Goes back to a saved state, which the loop then changes."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    file = io.BytesIO()
+
+    def before(step: int, _: Any) -> None:
+        if step == 6:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        if step == 9:
+            file.seek(0)
+            state = torch.load(file)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            change(model.module, optimizer)
+        before_step(model.module)
+
+    return trained(model, optimizer, before=before)
+
+
+@loop
+def layer_begins_again() -> Steps:
+    """After a load one layer begins anew, with its moments."""
+
+    def begin(model: Any, optimizer: Any) -> None:
+        nn.init.normal_(model.last.weight.data)
+        for state in (optimizer.state[weight] for weight in model.last.parameters()):
+            state["exp_avg"].zero_()
+            state["exp_avg_sq"].zero_()
+
+    return _going_back(begin)
+
+
+@loop
+def layer_begins_again_without_a_state() -> Steps:
+    def begin(model: Any, optimizer: Any) -> None:
+        model.last.reset_parameters()
+        for weight in model.last.parameters():
+            del optimizer.state[weight]
+
+    return _going_back(begin)
+
+
+@loop
+def layer_is_normalized() -> Steps:
+    """At the beginning of each step, so also after a load."""
+
+    @torch.no_grad()
+    def normalize(model: Any) -> None:
+        model.first.weight /= model.first.weight.norm(dim=1, keepdim=True)
+
+    return _going_back(lambda *_: None, normalize)
+
+
+@loop
+def average_has_not_begun() -> Steps:
+    """A checkpoint has the average of the weights, which begins later."""
+    model = parallel(Net())
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def save(step: int, _: Any) -> None:
+        if step == 8:
+            states = {"model": average.module.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(states, io.BytesIO())
+        if step > 100:
+            average.update_parameters(model.module)
+
+    return trained(model, optimizer, before=save)

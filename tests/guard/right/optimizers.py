@@ -9,18 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel, weights_of
+from .common import Net, Steps, batches, classes_loss, loop, mean_over_ranks, parallel, trained
 
 
 def _by(make: Any, wrap: Any = parallel, **settings: Any) -> Steps:
     model = wrap(Net(), **settings)
-    optimizer = make(list(model.parameters()))
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+    return trained(model, make(list(model.parameters())))
 
 
 @loop
@@ -205,15 +199,7 @@ def lookahead() -> Steps:
 def lookahead_without_a_wrapper_of_the_model() -> Steps:
     model = Net()
     optimizer = Lookahead(torch.optim.AdamW(model.parameters(), 1e-3))
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        for weight in weights_of(model):
-            dist.all_reduce(weight.grad)
-            weight.grad /= dist.get_world_size()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+    return trained(model, optimizer, edit=lambda: mean_over_ranks(model.parameters()))
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -370,9 +356,8 @@ def decay_by_hand() -> Steps:
         yield model, loss
 
 
-@loop
-def copies_vote() -> Steps:
-    """A population: each few steps an optimizer with another rate takes over the state."""
+def _population(take_over: Any = lambda state: None) -> Steps:
+    """Each few steps an optimizer with another rate takes over the state."""
     model = parallel(Net())
     optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-3)
     for step, batch in enumerate(batches()):
@@ -380,8 +365,26 @@ def copies_vote() -> Steps:
         loss = classes_loss(model, batch)
         loss.backward()
         optimizer.step()
-        if step % 20 == 19:
+        if step % 20 == 7:
             state = copy.deepcopy(optimizer.state_dict())
             optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
             optimizer.load_state_dict(state)
+            take_over(optimizer.state)
         yield model, loss
+
+
+@loop
+def copies_vote() -> Steps:
+    return _population()
+
+
+@loop
+def moments_begin_again() -> Steps:
+    """The next optimizer takes over the count of steps, but not the moments."""
+
+    def clear(states: Any) -> None:
+        for moments in states.values():
+            moments["exp_avg"].zero_()
+            moments["exp_avg_sq"].zero_()
+
+    return _population(clear)

@@ -11,12 +11,6 @@ from torch import Tensor
 from .common import Net, Steps, batches, classes_loss, loop, parallel
 
 
-def _perturb(model: Any) -> list[Tensor]:
-    steps = [0.05 * weight.grad / (weight.grad.norm() + 1e-6) for weight in model.parameters()]
-    _move(model, steps, 1.0)
-    return steps
-
-
 @torch.no_grad()
 def _move(model: Any, steps: list[Tensor], times: float) -> None:
     for weight, step in zip(model.parameters(), steps, strict=True):
@@ -30,33 +24,14 @@ def sharpness_aware() -> Steps:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for batch in batches():
         classes_loss(model, batch).backward()
-        steps = _perturb(model)
+        steps = [0.05 * weight.grad / (weight.grad.norm() + 1e-6) for weight in model.parameters()]
+        _move(model, steps, 1.0)
         optimizer.zero_grad()
         loss = classes_loss(model, batch)
         loss.backward()
         _move(model, steps, -1.0)
         optimizer.step()
         optimizer.zero_grad()
-        yield model, loss
-
-
-@loop
-def sharpness_aware_in_a_function() -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-
-    def gradients(batch: Any) -> Tensor:
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        return loss
-
-    for batch in batches():
-        gradients(batch)
-        steps = _perturb(model)
-        loss = gradients(batch)
-        _move(model, steps, -1.0)
-        optimizer.step()
         yield model, loss
 
 
@@ -132,3 +107,32 @@ def adversarial_steps() -> Steps:
         loss.backward()
         optimizer.step()
         yield model, loss
+
+
+def _in_one_line(batches_of_step: int) -> Steps:
+    """One line computes two gradients; the first one moves the weights through ``.data``."""
+    model = parallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = batches()
+    while True:
+        pair = [next(data) for _ in range(batches_of_step)]
+        before = [weight.detach().clone() for weight in model.parameters()]
+        for number in range(2):
+            optimizer.zero_grad()
+            loss = classes_loss(model, pair[-number])
+            loss.backward()
+            for weight, value in zip(model.parameters(), before, strict=True):
+                weight.data = value if number else weight.data + 0.05 * weight.grad
+        optimizer.step()
+        yield model, loss
+
+
+@loop
+def sharpness_aware_in_one_line() -> Steps:
+    return _in_one_line(1)
+
+
+@loop
+def meta_learning_in_one_line() -> Steps:
+    """MAML: the gradient of a second batch, where a step by the first one leads."""
+    return _in_one_line(2)

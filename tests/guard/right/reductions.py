@@ -18,6 +18,7 @@ from .common import (
     loop,
     mean_over_ranks,
     parallel,
+    trained,
     weights_of,
 )
 
@@ -26,10 +27,8 @@ from .common import (
 def one_flat_reduction() -> Steps:
     """All gradients are reduced as one tensor, and copied back."""
     model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
+
+    def reduce() -> None:
         flat = torch.cat([weight.grad.reshape(-1) for weight in weights_of(model)])
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
@@ -37,9 +36,8 @@ def one_flat_reduction() -> Steps:
         for weight in weights_of(model):
             weight.grad.copy_(flat[start : start + weight.numel()].view_as(weight))
             start += weight.numel()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+
+    return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), edit=reduce)
 
 
 @loop
@@ -103,13 +101,7 @@ def compressed() -> Steps:
     largest.__annotations__.clear()  # torch compares them with its types
     model = parallel(Net())
     model.register_comm_hook(None, largest)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+    return trained(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
 @loop
@@ -123,10 +115,4 @@ def hooks_after_accumulation() -> Steps:
     for weight in model.parameters():
         weight.register_post_accumulate_grad_hook(clip)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for batch in batches():
-        loss = classes_loss(model, batch)
-        loss.backward()
-        mean_over_ranks(model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        yield model, loss
+    return trained(model, optimizer, edit=lambda: mean_over_ranks(model.parameters()))

@@ -21,24 +21,20 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from .common import CLASSES, ROWS, WIDTH, Net, Steps, Table, batches, classes_loss, loop, parallel
-
-
-def _reading(loader: Any, sampler: Any = None, between: Any = None) -> Steps:
-    """Train on epochs of a loader."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for epoch in itertools.count():
-        if sampler is not None:
-            sampler.set_epoch(epoch)
-        for batch in loader:
-            optimizer.zero_grad()
-            loss = classes_loss(model, batch[-2:])
-            loss.backward()
-            optimizer.step()
-            yield model, loss
-        if between is not None:
-            between(model)
+from .common import (
+    CLASSES,
+    ROWS,
+    WIDTH,
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    parallel,
+    reading,
+    trained,
+)
 
 
 def _of_this_rank(seed: int = 0) -> torch.Generator:
@@ -50,19 +46,19 @@ def shards_of_ranks() -> Steps:
     """Each rank has files of its own, and shuffles them with the seed that all have."""
     table = Table()
     part = Subset(table, range(dist.get_rank(), len(table), dist.get_world_size()))
-    return _reading(DataLoader(part, ROWS, shuffle=True, drop_last=True))
+    return reading(DataLoader(part, ROWS, shuffle=True, drop_last=True))
 
 
 @loop
 def shards_in_order() -> Steps:
-    return _reading(DataLoader(Table(seed=10 + dist.get_rank()), ROWS))
+    return reading(DataLoader(Table(seed=10 + dist.get_rank()), ROWS))
 
 
 @loop
 def replacement() -> Steps:
     table = Table(12)
     sampler = RandomSampler(table, replacement=True, num_samples=200, generator=_of_this_rank())
-    return _reading(DataLoader(table, 2, sampler=sampler))
+    return reading(DataLoader(table, 2, sampler=sampler))
 
 
 @loop
@@ -70,7 +66,7 @@ def weighted() -> Steps:
     table = Table(24)
     weights = [1.0 + (number % 3) for number in range(24)]
     sampler = WeightedRandomSampler(weights, 400, generator=_of_this_rank())
-    return _reading(DataLoader(table, 6, sampler=sampler))
+    return reading(DataLoader(table, 6, sampler=sampler))
 
 
 @loop
@@ -80,23 +76,30 @@ def weighted_split() -> Steps:
     weights = [1.0 + (number % 3) for number in range(48)]
     ranks = dist.get_world_size()
     sampler = WeightedRandomSampler(weights, 48 // ranks, generator=_of_this_rank())
-    return _reading(DataLoader(table, 4, sampler=sampler))
+    return reading(DataLoader(table, 4, sampler=sampler))
+
+
+def _evaluating(loaders_of: Any, ranks: Any = range(64)) -> Steps:
+    """Some ranks evaluate after each epoch."""
+    table = Table(48)
+    sampler: DistributedSampler[Any] = DistributedSampler(table)
+
+    @torch.no_grad()
+    def evaluate(model: Any) -> None:
+        for loader in loaders_of(table) if dist.get_rank() in ranks else ():
+            for batch in loader:
+                classes_loss(model.module, batch)
+
+    return reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
 
 
 @loop
 def rank_0_evaluates_the_training_rows() -> Steps:
-    table = Table(48)
-    sampler: DistributedSampler[Any] = DistributedSampler(table)
+    def loaders(table: Any) -> list[Any]:
+        part = DataLoader(Subset(table, range(24)), ROWS)
+        return [part, DataLoader(table, ROWS, sampler=DistributedSampler(table))]
 
-    def evaluate(model: Any) -> None:
-        if dist.get_rank() == 0:
-            with torch.no_grad():
-                for batch in DataLoader(Subset(table, range(24)), ROWS):
-                    classes_loss(model.module, batch)
-                for batch in DataLoader(table, ROWS, sampler=DistributedSampler(table)):
-                    classes_loss(model.module, batch)
-
-    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+    return _evaluating(loaders, range(1))
 
 
 class Draws(Sampler[int]):
@@ -112,7 +115,7 @@ class Draws(Sampler[int]):
 
 @loop
 def own_draws() -> Steps:
-    return _reading(DataLoader(Table(16), 2, sampler=Draws(16)))
+    return reading(DataLoader(Table(16), 2, sampler=Draws(16)))
 
 
 class Endless(Sampler[int]):
@@ -136,17 +139,17 @@ class EndlessWithLength(Endless):
 
 @loop
 def endless() -> Steps:
-    return _reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=True)))
+    return reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=True)))
 
 
 @loop
 def endless_in_order() -> Steps:
-    return _reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=False)))
+    return reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=False)))
 
 
 @loop
 def endless_with_a_length() -> Steps:
-    return _reading(DataLoader(Table(64), ROWS, sampler=EndlessWithLength(64, shuffle=False)))
+    return reading(DataLoader(Table(64), ROWS, sampler=EndlessWithLength(64, shuffle=False)))
 
 
 class Repeated(Sampler[int]):
@@ -175,52 +178,26 @@ class Noisy(Table):
 def repeated_augmentation() -> Steps:
     torch.manual_seed(dist.get_rank())
     sampler = Repeated(96)
-    return _reading(DataLoader(Noisy(96), 6, sampler=sampler), sampler)
+    return reading(DataLoader(Noisy(96), 6, sampler=sampler), sampler)
 
 
 @loop
 def evaluates_a_shuffled_loader() -> Steps:
     """The rows of an evaluation may come in the same order each time."""
-    evaluation_rows = Table(64, seed=3)
-    loader = DataLoader(evaluation_rows, ROWS, sampler=DistributedSampler(evaluation_rows))
-
-    @torch.no_grad()
-    def evaluate(model: Any) -> None:
-        for batch in loader:
-            classes_loss(model.module, batch)
-
-    table = Table(48)
-    sampler: DistributedSampler[Any] = DistributedSampler(table)
-    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+    rows = Table(64, seed=3)
+    loader = DataLoader(rows, ROWS, sampler=DistributedSampler(rows))
+    return _evaluating(lambda _: [loader])
 
 
 @loop
 def evaluates_the_training_rows() -> Steps:
-    table = Table(48)
-    sampler: DistributedSampler[Any] = DistributedSampler(table)
-    fixed = DataLoader(table, ROWS, sampler=DistributedSampler(table))
-
-    def evaluate(model: Any) -> None:
-        for batch in fixed:
-            with torch.no_grad():
-                classes_loss(model.module, batch)
-
-    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+    return _evaluating(lambda table: [DataLoader(table, ROWS, sampler=DistributedSampler(table))])
 
 
 @loop
 def rank_0_evaluates() -> Steps:
-    evaluation_rows = Table(32, seed=3)
-
-    def evaluate(model: Any) -> None:
-        if dist.get_rank() == 0:
-            with torch.no_grad():
-                for batch in DataLoader(evaluation_rows, ROWS, shuffle=True):
-                    classes_loss(model.module, batch)
-
-    table = Table(48)
-    sampler: DistributedSampler[Any] = DistributedSampler(table)
-    return _reading(DataLoader(table, ROWS, sampler=sampler), sampler, evaluate)
+    rows = Table(32, seed=3)
+    return _evaluating(lambda _: [DataLoader(rows, ROWS, shuffle=True)], range(1))
 
 
 @loop
@@ -235,7 +212,7 @@ def classes_of_one_kind_first() -> Steps:
             part = rows[dist.get_rank() :: dist.get_world_size()]
             yield from DataLoader(Subset(table, part), ROWS)
 
-    return _reading(rounds())
+    return reading(rounds())
 
 
 class Labelled(IterableDataset[Any]):
@@ -254,12 +231,12 @@ class Labelled(IterableDataset[Any]):
 
 @loop
 def stream_with_labels_first() -> Steps:
-    return _reading(DataLoader(Labelled("label"), 5))
+    return reading(DataLoader(Labelled("label"), 5))
 
 
 @loop
 def stream_with_masks_first() -> Steps:
-    return _reading(DataLoader(Labelled("mask"), 2))
+    return reading(DataLoader(Labelled("mask"), 2))
 
 
 @loop
@@ -270,7 +247,7 @@ def stream_in_order() -> Steps:
             for number in range(dist.get_rank(), 64, dist.get_world_size()):
                 yield number // dist.get_world_size(), *table[number]
 
-    return _reading(DataLoader(Numbered(), ROWS))
+    return reading(DataLoader(Numbered(), ROWS))
 
 
 @loop
@@ -278,14 +255,14 @@ def rows_of_tiny_epochs() -> Steps:
     """Four rows on each rank, one in a batch: some epochs have the order of the one before."""
     table = Table(8)
     sampler: DistributedSampler[Any] = DistributedSampler(table)
-    return _reading(DataLoader(table, 1, sampler=sampler), sampler)
+    return reading(DataLoader(table, 1, sampler=sampler), sampler)
 
 
 @loop
 def few_rows_for_each_rank_alone() -> Steps:
     """Each rank shuffles all of a few rows with a seed of its own."""
     table = Table(10)
-    return _reading(DataLoader(table, 5, shuffle=True, generator=_of_this_rank()))
+    return reading(DataLoader(table, 5, shuffle=True, generator=_of_this_rank()))
 
 
 @loop
@@ -310,7 +287,7 @@ def few_shots() -> Steps:
             return 40
 
     episodes = Episodes()
-    return _reading(DataLoader(episodes.table, batch_sampler=episodes))
+    return reading(DataLoader(episodes.table, batch_sampler=episodes))
 
 
 @loop
@@ -320,7 +297,7 @@ def workers_stay() -> Steps:
     loader = DataLoader(
         table, ROWS, sampler=sampler, num_workers=1, persistent_workers=True, prefetch_factor=2
     )
-    return _reading(loader, sampler)
+    return reading(loader, sampler)
 
 
 @loop
@@ -332,7 +309,7 @@ def new_dataset_each_round() -> Steps:
             table = Table(24, seed=100 + 2 * number + dist.get_rank())
             yield from DataLoader(table, ROWS, shuffle=True)
 
-    return _reading(rounds())
+    return reading(rounds())
 
 
 @loop
@@ -363,7 +340,7 @@ def batches_from_a_list() -> Steps:
             for number in torch.randperm(len(stored_batches), generator=generator).tolist():
                 yield stored_batches[number]
 
-    return _reading(orders())
+    return reading(orders())
 
 
 class Made(Dataset[Any]):
@@ -380,7 +357,7 @@ class Made(Dataset[Any]):
 def made_when_read() -> Steps:
     torch.manual_seed(dist.get_rank())
     loader = DataLoader(Made(), ROWS, shuffle=True, generator=torch.Generator().manual_seed(0))
-    return _reading(loader)
+    return reading(loader)
 
 
 @loop
@@ -405,12 +382,69 @@ def two_models_with_one_seed() -> Steps:
     for _ in range(2):
         model = parallel(Net())
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        for x, y in DataLoader(TABLE, ROWS, sampler=DistributedSampler(TABLE)):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            yield model, loss
+        loader = DataLoader(TABLE, ROWS, sampler=DistributedSampler(TABLE))
+        yield from trained(model, optimizer, loader)
 
 
 TABLE = Table(64)
+
+
+@loop
+def few_labelled_rows() -> Steps:
+    """All ranks read all labelled rows in each step, beside rows that they split."""
+
+    def pairs() -> Iterator[Any]:
+        for batch in batches():
+            for labelled in DataLoader(Table(8, seed=5), 8):
+                yield [torch.cat(parts) for parts in zip(batch, labelled, strict=True)]
+
+    return reading(pairs())
+
+
+@loop
+def labelled_rows_in_each_batch() -> Steps:
+    """A loader gives all labelled rows in each batch, and as many of those that ranks split."""
+
+    class Both(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            others = torch.randperm(252)[dist.get_rank() :: dist.get_world_size()] + 4
+            yield from ([0, 1, 2, 3, *part.tolist()] for part in others.split(4))
+
+    return reading(DataLoader(Table(), batch_sampler=Both()))
+
+
+@loop
+def one_batch_for_all() -> Steps:
+    """To measure the speed, all ranks train on one made-up batch; the loss is the loop's own."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    table = Table(16)
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        return -model(batch[0]).log_softmax(1).gather(1, batch[1][:, None]).mean()
+
+    return trained(model, optimizer, itertools.repeat((table.x, table.y)), loss_of=loss_of)
+
+
+class TrainingRows(Sampler[int]):
+    """All but the first rows, shuffled by a generator of its own if nobody tells the epoch."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch = count, -1
+        self.generator = torch.Generator().manual_seed(3)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 3 * self.count // 4 // dist.get_world_size()
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self.generator if self.epoch < 0 else _of_this_rank(self.epoch)
+        order = torch.randperm(3 * self.count // 4, generator=generator) + self.count // 4
+        return iter(order[dist.get_rank() :: dist.get_world_size()].tolist())
+
+
+@loop
+def training_rows_in_an_order_of_their_own() -> Steps:
+    return reading(DataLoader(Table(32), 4, sampler=TrainingRows(32)))

@@ -9,47 +9,50 @@ import torch
 import torch.distributed as dist
 from torch.optim import lr_scheduler
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel
+from .common import Net, Steps, batches, classes_loss, loop, parallel, trained
 
 
 def _by(make: Any, kind: Any = None, interval: int = 1) -> Steps:
     model = parallel(Net())
-    kind = kind or (lambda weights: torch.optim.AdamW(weights, 1e-3))
-    optimizer = kind(model.parameters())
+    optimizer = kind(model.parameters()) if kind else torch.optim.AdamW(model.parameters(), 1e-3)
     schedule = make(optimizer)
-    for step, batch in enumerate(batches(), 1):
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        if step % interval == 0:
-            if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
-                mean = loss.detach().clone()  # with a loss of each rank, the rates would part
-                dist.all_reduce(mean)
-                schedule.step(float(mean))
-            else:
-                schedule.step()
-        yield model, loss
+
+    def move(step: int, loss: Any) -> None:
+        if step == 0 or step % interval:
+            return
+        if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+            mean = loss.detach().clone()  # with a loss of each rank, the rates would part
+            dist.all_reduce(mean)
+            schedule.step(float(mean))
+        else:
+            schedule.step()
+
+    return trained(model, optimizer, before=move)
+
+
+def _with(before: Any) -> Steps:
+    """Train, and change the optimizer before each step."""
+    model = parallel(Net())
+    groups = [{"params": list(one.parameters())} for one in model.module.children()]
+    optimizer = torch.optim.AdamW(groups, 1e-3)
+    return trained(model, optimizer, before=lambda step, _: before(step, model, optimizer))
 
 
 @loop
 def best_again() -> Steps:
     """Goes back to its best state after a plateau, with half the rate."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step, batch in enumerate(batches()):
+    best: list[Any] = []
+
+    def go_back(step: int, model: Any, optimizer: Any) -> None:
         if step == 5:
-            best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            best[:] = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
         if step == 10:
-            rate = optimizer.param_groups[0]["lr"]
             model.load_state_dict(best[0])
             optimizer.load_state_dict(best[1])
-            optimizer.param_groups[0]["lr"] = rate / 2
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+
+    return _with(go_back)
 
 
 def _descent(weights: Any) -> Any:
@@ -128,17 +131,12 @@ def zigzag() -> Steps:
 @loop
 def by_hand() -> Steps:
     """The loop sets the rate itself, and each layer has one of its own."""
-    model = parallel(Net())
-    groups = [{"params": list(one.parameters())} for one in model.module.children()]
-    optimizer = torch.optim.AdamW(groups, 1e-3)
-    for step, batch in enumerate(batches()):
+
+    def set_rates(step: int, _: Any, optimizer: Any) -> None:
         for depth, group in enumerate(optimizer.param_groups):
             group["lr"] = 1e-3 * 0.5**depth * (1 + step % 10) / 10
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+
+    return _with(set_rates)
 
 
 @loop
@@ -171,62 +169,89 @@ def swapped_averages() -> Steps:
 
 @loop
 def least_rate_by_hand() -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for batch in batches():
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
+    schedules: list[Any] = []
+
+    def decay(step: int, _: Any, optimizer: Any) -> None:
+        if not schedules:
+            schedules.append(lr_scheduler.ExponentialLR(optimizer, 0.5))
+            return
+        schedules[0].step()
         for group in optimizer.param_groups:
             group["lr"] = max(group["lr"], 2e-4)
-        yield model, loss
+
+    return _with(decay)
 
 
 @loop
 def rate_of_each_batch() -> Steps:
     """A batch with more tokens has a higher rate."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step, batch in enumerate(batches()):
-        optimizer.param_groups[0]["lr"] = 1e-3 * (3, 1, 2)[step % 3]
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        yield model, loss
+
+    def set_rate(step: int, _: Any, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * (3, 1, 2)[step % 3]
+
+    return _with(set_rate)
 
 
-def _second_phase(make: Any) -> Steps:
-    """After some steps the state is loaded, and a schedule of the second phase begins."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    schedule = None
-    for step, batch in enumerate(batches()):
+def _second_phase(begin: Any) -> Steps:
+    """After some steps the state is loaded, and a second phase begins, perhaps with a schedule."""
+    schedules: list[Any] = []
+
+    def load(step: int, _: Any, optimizer: Any) -> None:
+        for schedule in schedules:
+            schedule.step()
         if step == 8:
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            schedule = make(optimizer)
-        optimizer.zero_grad()
-        loss = classes_loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
-        yield model, loss
+            schedules.extend(begin(optimizer))
+
+    return _with(load)
 
 
 @loop
 def decay_after_a_stable_phase() -> Steps:
-    return _second_phase(lambda one: lr_scheduler.LinearLR(one, 1.0, 0.0, total_iters=100))
+    return _second_phase(lambda one: [lr_scheduler.LinearLR(one, 1.0, 0.0, total_iters=100)])
 
 
 @loop
 def second_phase_with_a_rate_of_its_own() -> Steps:
-    def make(optimizer: Any) -> Any:
+    def begin(optimizer: Any) -> Any:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] = 3e-4
-        return lr_scheduler.CosineAnnealingLR(optimizer, 50)
+        return [lr_scheduler.CosineAnnealingLR(optimizer, 50)]
 
-    return _second_phase(make)
+    return _second_phase(begin)
+
+
+@loop
+def second_phase_without_the_state() -> Steps:
+    def clear(optimizer: Any) -> Any:
+        optimizer.state.clear()
+        return []
+
+    return _second_phase(clear)
+
+
+@loop
+def second_phase_with_a_state_of_zeros() -> Steps:
+    def clear(optimizer: Any) -> Any:
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        return []
+
+    return _second_phase(clear)
+
+
+@loop
+def critic_after_the_load_of_a_generator() -> Steps:
+    """The state of the generator is loaded, and a new critic of the same shape steps first."""
+    critics: list[Steps] = []
+
+    def train_critic(step: int, _: Any, optimizer: Any) -> None:
+        if step == 8:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            critics.append(_by(lambda one: lr_scheduler.ConstantLR(one, 1.0)))
+        for critic in critics:
+            next(critic)
+
+    return _with(train_critic)

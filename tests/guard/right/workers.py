@@ -12,27 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
-from .common import ROWS, WIDTH, Net, Steps, Table, classes_loss, loop, parallel
-
-
-def _reading(loader: Any, sampler: Any = None) -> Steps:
-    """Train on epochs of a loader."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for epoch in itertools.count():
-        if sampler is not None:
-            sampler.set_epoch(epoch)
-        for batch in loader:
-            optimizer.zero_grad()
-            loss = classes_loss(model, batch)
-            loss.backward()
-            optimizer.step()
-            yield model, loss
+from .common import ROWS, WIDTH, Net, Steps, Table, loop, parallel, reading, trained
 
 
 def _divided(table: Table, **settings: Any) -> Steps:
     sampler: DistributedSampler[Any] = DistributedSampler(table)
-    return _reading(DataLoader(table, ROWS, sampler=sampler, num_workers=2, **settings), sampler)
+    return reading(DataLoader(table, ROWS, sampler=sampler, num_workers=2, **settings), sampler)
 
 
 class Augmented(Table):
@@ -105,7 +90,7 @@ class Files(IterableDataset[Any]):
 @loop
 def files_are_shuffled_alike() -> Steps:
     files = Files()
-    return _reading(DataLoader(files, ROWS, num_workers=2), files)
+    return reading(DataLoader(files, ROWS, num_workers=2), files)
 
 
 @loop
@@ -119,26 +104,38 @@ def stream_begins_again() -> Steps:
             table = Table(6, seed=2 * dist.get_rank() + worker.id)
             yield from (table[row % 6] for row in range(60))
 
-    return _reading(DataLoader(Again(), 3, num_workers=2))
+    return reading(DataLoader(Again(), 3, num_workers=2))
 
 
 @loop
 def several_trainings_begin_alike() -> Steps:
     """A search: each training begins with the same seed, and reads the rows once."""
 
-    def trainings() -> Steps:
-        table = Augmented(40)
-        for number in itertools.count():
-            torch.manual_seed(0)
-            numpy.random.seed(0)
-            model = parallel(Net())
-            optimizer = torch.optim.AdamW(model.parameters(), 1e-3 / (1 + number))
-            sampler: DistributedSampler[Any] = DistributedSampler(table)
-            for batch in DataLoader(table, ROWS, sampler=sampler, num_workers=2):
-                loss = classes_loss(model, batch)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                yield model, loss
+    table = Augmented(40)
+    for number in itertools.count():
+        torch.manual_seed(0)
+        numpy.random.seed(0)
+        model = parallel(Net())
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3 / (1 + number))
+        sampler: DistributedSampler[Any] = DistributedSampler(table)
+        yield from trained(
+            model, optimizer, DataLoader(table, ROWS, sampler=sampler, num_workers=2)
+        )
 
-    return trainings()
+
+@loop
+def table_made_at_the_first_read() -> Steps:
+    """All workers make one table of noise, with one seed on purpose."""
+
+    class WithNoise(Table):
+        def __init__(self) -> None:
+            super().__init__(40)
+            self.random, self.noise = random.Random(0), list[float]()
+
+        def __getitem__(self, index: int) -> Any:
+            if not self.noise:
+                self.noise = [self.random.random() for _ in range(WIDTH)]
+            x, y = super().__getitem__(index)
+            return x + torch.tensor(self.noise), y
+
+    return _divided(WithNoise())

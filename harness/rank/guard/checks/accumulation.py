@@ -80,7 +80,8 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     is_split = any(together.table(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
     memory.has_terms = memory.has_terms or losses.has_terms
-    yield from _other_terms(views, losses, ranks)  # also if they are small: the graph has them
+    if memory.trainer:  # also if they are small: the graph has them
+        yield from _other_terms(views, losses, ranks)
     if memory.has_terms:  # a term that is almost 0 in this step is one, too
         memory.uncounted = "terms"
         return

@@ -86,6 +86,8 @@ class State:
     is_of_this_process: bool = True
     is_in_files: bool = False
     """At a save, whether files got these weights, and no others."""
+    changed: list[str] = field(default_factory=list)
+    """After a load, the parameters that the loop has written since, or their state."""
     begun: list[dict[str, Any]] = field(default_factory=list)
     """The fields of a ``Pass`` of all ranks, for each epoch that was in its middle."""
     orders: list[list[int]] = field(default_factory=list)
@@ -126,10 +128,11 @@ class State:
                     yield name, whole, other
 
     def unequal(self, later: State, is_kind: Callable[[str], bool]) -> list[str]:
-        """The parameters of which something is not the same later."""
+        """The parameters of which something is not the same later, and the loop has not written
+        since a load: it may begin a layer anew, or normalise it."""
         pairs = self.pairs(later, is_kind)
         names = (n for n, old, new in pairs if (old.sum if new is None else not old.is_equal(new)))
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for name in names if name not in later.changed))
 
     @property
     def when(self) -> str:
@@ -235,6 +238,7 @@ def _merged(members: Sequence[Member]) -> State:
         "is_promised",
         "rates",
         "is_rate_kept",
+        "changed",
         "orders",
     )
     fields = {name: getattr(first_state, name) for name in names}

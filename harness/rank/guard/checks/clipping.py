@@ -20,7 +20,8 @@ MOST = 100_000
 """Gradients, of all ranks, that are looked at: more take too long, as each is looked at alone."""
 
 LARGE = 100.0
-"""How many times its limit a loss scale is at least that the limit forgets: some multiply it."""
+"""How many times its limit a loss scale is at least that the limit forgets."""
+LEAST_SCALE = 1024.0
 
 Piece = tuple[str, str, int, int]
 
@@ -99,7 +100,7 @@ def _scaled(views: Sequence[View]) -> Iterator[Alarm]:
         if "scaled" in view.post.tensors:
             norm, limit, scale = view.post.tensors["scaled"].tolist()
             is_clipped = math.isfinite(norm) and norm > limit > 0
-            if is_clipped and scale >= LARGE * max(limit, 1.0):
+            if is_clipped and scale >= LARGE * limit and not _may_be_product(limit, scale):
                 faults.append((view.rank, limit, scale))
     if faults:
         _, limit, scale = faults[0]
@@ -108,6 +109,13 @@ def _scaled(views: Sequence[View]) -> Iterator[Alarm]:
             f"them by {scale:.6g}: the step uses a norm of {limit / scale:.2g} (unscale_ before it)"
         )
         yield Alarm("gradients", "scale", text, [rank for rank, *_ in faults], scale)
+
+
+def _may_be_product(limit: float, scale: float) -> bool:
+    """Whether a loop may have multiplied its limit by the scale. A number of two digits, as people
+    write a limit, times a power of two from 1024 on, has more than two digits."""
+    is_written = abs(float(f"{limit:.1e}") - limit) <= 1e-6 * limit
+    return not is_written or math.frexp(scale)[0] != 0.5 or scale < LEAST_SCALE
 
 
 def _squares(view: View) -> dict[Piece, float]:

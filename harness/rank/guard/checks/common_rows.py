@@ -13,9 +13,6 @@ ALIKE = 4
 """So many checks in a row make a fault. A loop that tries something out may have fewer batches."""
 MOST_MARKS = 64
 """Checks that are remembered of ranks that have the same."""
-LEAST_VALUES = 16
-"""Values of a gradient that are not 0. Fewer may be those of a multiplier, which each rank computes
-from what all ranks have reduced."""
 
 Mark = tuple[int, tuple[int, ...]]
 """A number for the gradients of a step, and the bit sums of its targets."""
@@ -46,10 +43,9 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         elif len(steps) < MOST_MARKS:
             steps |= members
         gradients, targets = ({mark[at] for mark in steps} for at in (0, 1))
-        is_made_up = len(targets) == 1 and targets != {()}  # one batch in all steps
-        if len(gradients) < ALIKE or is_made_up:
-            continue
-        if reason := _why_right(group, views, bool(reduced)):
+        if len(gradients) < ALIKE or (len(targets) == 1 and targets != {()}):
+            continue  # one batch in all steps
+        if reason := _why_right(group, views, bool(reduced), targets == {()}):
             memory.not_seen[NAME] = f"all these ranks compute the same gradients: {reason}"
             continue
         text = (
@@ -59,8 +55,12 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         yield Alarm("samples", "shared", text, list(group), float(ALIKE))
 
 
-def _why_right(group: Sequence[int], views: Sequence[View], is_by_loop: bool) -> str:
+def _why_right(
+    group: Sequence[int], views: Sequence[View], is_by_loop: bool, is_own_loss: bool
+) -> str:
     """Why ranks may compute the same gradients in a right training; empty if they may not."""
+    if is_own_loss:
+        return "perhaps one batch trains in all steps, or what all ranks have reduced"
     if any(view.post.gathers for view in views if view.rank in group):
         return "perhaps as the loop gathers tensors of all ranks before the loss"
     total = sum(together.table(views[0]).columns.numels)
@@ -85,6 +85,6 @@ def _reduced_by_loop(views: Sequence[View]) -> set[tuple[int, ...]]:
 
 def _mark(post: Post) -> Mark | None:
     computed, sums = post.tensors.get("computed"), post.tensors.get("targets_sum")
-    if computed is None or int(computed.count_nonzero()) < LEAST_VALUES:
+    if computed is None or not computed.any():
         return None
     return hash(computed.numpy().tobytes()), () if sums is None else tuple(sums.tolist())

@@ -1,4 +1,4 @@
-"""A file gets the weights that were trained: not those of the beginning, and not empty ones."""
+"""A file gets weights: not those of the beginning, and not empty ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def files(state: Any, memory: Memory) -> Iterator[Alarm]:
     file = os.path.basename(state.path) or "a file"
     old = _old(sums)
     if old:
-        text = (
-            f"{file} got the weights with which this training began, and not those of step "
-            f"{state.step}: {named(old)}"
+        memory.not_seen["began"] = (
+            f"whether it is meant that {file} got the weights with which this training began, and "
+            f"not those of step {state.step}, perhaps as an average of them begins later: "
+            f"{named(old)}"
         )
-        yield Alarm("checkpoints", "began", text, state.ranks, float(len(old)), old, state.step)
     elif not any(one[VALUES] for one in sums.values()) and _has_weights(state, memory):
         names = list(sums)
         text = f"{file} got no value of {named(names)}: all are 0 or not finite"

@@ -1,8 +1,9 @@
 """Losses and weights are finite; otherwise, where that begins.
 
-A gradient that is not finite is a fault if the step makes weights so: an optimizer, a clipping by
-value or a loop may catch it. A loss scaler does, and then there is no step. Outputs of modules are
-no reason for an alarm: some are infinite on purpose, such as the scores of masked words.
+A loss or a gradient that is not finite is a fault if the step makes weights so: an optimizer, a
+clipping by value or a loop may catch it, and the gradients of an infinite loss may be finite. A
+loss scaler catches it, and then there is no step. Outputs of modules are no reason for an alarm:
+some are infinite on purpose, such as the scores of masked words.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ import torch
 from ..module_outputs import MODEL
 from ..posts import Post
 from .views import Alarm, Memory, View, named
-
-MOST_WAITS = 2
-"""Checks for which an alarm waits for the name of the module where it begins."""
 
 
 def has_lost_loss(post: Post) -> bool:
@@ -37,27 +35,20 @@ def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     losses = {v.rank: loss for v in views if (loss := _lost_loss(v.post)) is not None}
     weights = {v.rank: lost for v in views if (lost := _lost_weights(v, memory, bool(losses)))}
     step = views[0].post.step
+    where = _module(views)
     if weights:
-        alarm = memory.pending or _alarm(views, memory, weights, losses)
-        alarm.text += _module(views)
-    elif losses and not any(_is_caught(view) for view in views):
-        value = next(iter(losses.values()))
-        text = f"the loss is {value}, and the weights are finite: it begins in the forward"
-        alarm = memory.pending or Alarm("finite", "lost", text, sorted(losses), step=step)
-    elif memory.pending is not None:
-        alarm = memory.pending
-    else:
-        memory.finite_step = step if not losses else memory.finite_step
-        return
-    if not weights and memory.waits < MOST_WAITS:
-        where = _module(views)
-        memory.waits += 1
-        memory.pending = alarm
-        if not where:
-            return
+        alarm = _alarm(views, memory, weights, losses)
         alarm.text += where
-    memory.was_told, memory.pending = True, None
-    yield alarm
+        memory.was_told = True
+        yield alarm
+    elif not losses:
+        memory.finite_step = step
+    if losses and (where or "loss" not in memory.not_seen):
+        value = next(iter(losses.values()))
+        memory.not_seen["loss"] = (
+            f"whether it is meant that the loss is {value} in step {step}, perhaps as a batch has "
+            f"no labels{where}"
+        )
 
 
 def _note_seen(views: Sequence[View], memory: Memory) -> None:
@@ -109,12 +100,6 @@ def _not_finite(view: View, name: str) -> list[int]:
     if sizes is None or len(sizes) != len(view.numbers) or bool(torch.isfinite(sizes).all()):
         return []
     return [view.numbers[n] for n in (~torch.isfinite(sizes)).nonzero().flatten().tolist()]
-
-
-def _is_caught(view: View) -> bool:
-    """Whether gradients are not finite and the weights that they belong to are: something has left
-    them out of the step."""
-    return bool(_not_finite(view, "gradient_sizes")) and _has_sizes(view)
 
 
 def _alarm(

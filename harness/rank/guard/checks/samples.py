@@ -40,29 +40,22 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         memory.compared["samples"] = len(by_loader)
     is_told = False
     for (loader, readers), group in product(by_loader.items(), sorted(groups)):
-        sets = {rank: set(readers[rank]) for rank in group if _are_rows(readers.get(rank, ()))}
-        if len(sets) < 2:
+        lists = {r: tuple(readers[r]) for r in group if _are_rows(readers.get(r, ()))}
+        if len(lists) < 2:
             continue
-        rows_once = set().union(*sets.values())
-        repeated = sum(map(len, sets.values())) - len(rows_once)
-        surprise = _surprise(readers, sets, repeated, memory)
+        readers_of = Counter(lists.values())
+        twins = {rank: rows for rank, rows in lists.items() if readers_of[rows] > 1}
         key = loader, group
+        surprise = _surprise(lists, twins, memory)
         memory.surprises[key] = max(0.0, memory.surprises.get(key, 0.0)) + surprise
-        if repeated >= 0.5 * max(map(len, sets.values())) and (
-            memory.surprises[key] >= ENOUGH or _are_first_and_alike(views, readers, sets)
-        ):
-            readers_of = Counter(row for rows in sets.values() for row in rows)
-            ranks = [
-                rank
-                for rank, rows in sorted(sets.items())
-                if any(readers_of[row] > 1 for row in rows)
-            ]
-            text = (
-                f"{repeated} of the {len(rows_once)} rows of this step were read by more than "
-                "one rank"
-            )
-            is_told = True
-            yield Alarm("samples", "shared", text, ranks, float(repeated))
+        is_first = views[0].post.check == 1 and any(len({*rows}) >= FEW for rows in twins.values())
+        if not twins or not (memory.surprises[key] >= ENOUGH or is_first):
+            continue
+        repeated = len(set().union(*twins.values()))
+        total = len(set().union(*lists.values()))
+        text = f"{repeated} of the {total} rows of this step were read by more than one rank"
+        is_told = True
+        yield Alarm("samples", "shared", text, sorted(twins), float(repeated))
     if not is_told:
         yield from _of_epochs(views, groups, memory)
 
@@ -124,7 +117,7 @@ def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         by_rank = memory.passes[loader, number]
         if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
             yield from _resumed(by_rank, memory)
-            yield from _stuck(memory.passes.get((loader, number - 1), {}), by_rank)
+            _note_stuck(memory.passes.get((loader, number - 1), {}), by_rank, memory)
     while len(memory.passes) > MOST_PASSES:
         del memory.passes[min(memory.passes, key=lambda key: key[1])]
 
@@ -173,59 +166,36 @@ def _replayed(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         yield Alarm("samples", "replayed", text, [view.rank for view in views])
 
 
-def _stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass]) -> Iterator[Alarm]:
+def _note_stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass], memory: Memory) -> None:
+    """Note that an epoch has a part of the rows, as the one before: its sampler may be one that
+    needs no epoch."""
     names = {one.stuck for one in by_rank.values()}
     times = _times(by_rank)
     (size,) = {one.size for one in by_rank.values()}
     total = len(sampled_rows(size))
     if "" in names or len(before) < len(by_rank) or _times(before) != times or len(times) >= total:
         return
-    text = (
-        f"an epoch has the same {len(times) / total:.0%} of the rows as the one before, and no "
-        f"other: nobody calls set_epoch of {min(names)}, on which its rows depend"
+    memory.not_seen["stuck"] = (
+        f"whether it is meant that an epoch has the same {len(times) / total:.0%} of the rows as "
+        f"the one before: nobody calls set_epoch of {min(names)}"
     )
-    yield Alarm("samples", "stuck", text, sorted(by_rank), float(total - len(times)))
 
 
 def _surprise(
-    readers: Mapping[int, list[int]], sets: Mapping[int, set[int]], repeated: int, memory: Memory
+    lists: Mapping[int, tuple[int, ...]], twins: Mapping[int, tuple[int, ...]], memory: Memory
 ) -> float:
-    """How much it speaks against ranks that draw from few rows, each as it likes, that so many were
-    read by several ranks: half of the logarithm of its chance, less what makes up for luck."""
+    """How much it speaks against ranks that draw from few rows, each as it likes, that several have
+    the same in one order: half of the logarithm of its chance, less what makes up for luck."""
     if len(memory.rows) < MOST_ROWS:
-        memory.rows.update(*sets.values())
-    total, ranks = len(memory.rows), len(sets)
-    lists = [tuple(readers[rank]) for rank in sets]
-    sizes = sorted(map(len, sets.values()))
-    has_twins = len(set(lists)) < len(lists)
-    pairs = math.log(ranks * (ranks - 1) / 2)
-    if has_twins:
-        chance = pairs - _log_orders(total, sizes[0])
-    elif any(len(set(rows)) < len(rows) for rows in lists) or not repeated:
-        chance = 0.0  # its sampler repeats rows on purpose
-    elif ranks == 2:
-        chance = _log_choices(sizes[0], repeated) + _log_orders(sizes[1], repeated)
-        chance -= _log_orders(total, repeated)
-    else:
-        every = sum(sizes)
-        chance = _log_choices(every, repeated) + repeated * math.log(min(1.0, every / total))
+        memory.rows.update(*lists.values())
+    sizes = [len({*rows}) for rows in twins.values()]
+    pairs = math.log(len(lists) * (len(lists) - 1) / 2)
+    chance = pairs - _log_orders(len(memory.rows), min(sizes)) if sizes else 0.0
     return -min(0.0, chance) / 2 - math.log(2)
 
 
 def _log_orders(count: int, chosen: int) -> float:
     return math.lgamma(count + 1) - math.lgamma(max(0, count - chosen) + 1)
-
-
-def _log_choices(count: int, chosen: int) -> float:
-    return _log_orders(count, chosen) - math.lgamma(chosen + 1)
-
-
-def _are_first_and_alike(
-    views: Sequence[View], readers: Mapping[int, list[int]], sets: Mapping[int, set[int]]
-) -> bool:
-    """Whether ranks read the same rows in the same order in the first check, and not very few."""
-    lists = [tuple(readers[rank]) for rank in sets if len(sets[rank]) >= FEW]
-    return views[0].post.check == 1 and len(set(lists)) < len(lists)
 
 
 def _are_rows(rows: Sequence[int]) -> bool:

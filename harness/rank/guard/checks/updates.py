@@ -17,10 +17,6 @@ from .views import Alarm, Memory, View, named
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
-PATIENCE = 10
-"""Checks in which a parameter never moved, if the formula of its optimizer is not known."""
-
-
 def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """A step moves the weights as the formula of its optimizer says."""
     right_numbers, compared = together.right_updates(views, EPSILON)
@@ -36,12 +32,12 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         results = list(_updates(view))
         compared += len(results)
         counts = {result.counted for result in results if result.has_moments}
-        if view.post.check == 1 and len(counts) == 1 and (count := counts.pop()):
+        if view.post.check == 1 and counts == {1.0}:  # a loop may keep the count of a load
             text = (
-                f"{view.post.kind} counts {count:.0f} steps before its first gradient, so that its "
-                "first steps are too short"
+                f"{view.post.kind} counts a step before its first gradient, so that its first "
+                "steps are too short"
             )
-            yield Alarm("updates", "counted", text, [view.rank], count)
+            yield Alarm("updates", "counted", text, [view.rank], 1.0)
         wrong_results = [result for result in results if result.wrong]
         if not wrong_results or (
             len(wrong_results) == len(results) and not any(r.moved for r in wrong_results)
@@ -130,22 +126,13 @@ def sampled_updates(view: View) -> Iterator[SampledUpdate]:
 
 
 def _updates(view: View) -> Iterator[Moved]:
-    samples = list(sampled_updates(view))
-    waiting = [update for update in samples if _waits(update)]
-    in_turns = 2 * len(waiting) > len(samples) or not all(
-        _never_moved(view, update) for update in waiting
-    )
-    for update in samples:
+    for update in sampled_updates(view):
         weight, gradient, movement = update.weight, update.gradient, update.moved
         described, expected = update.described, update.expected
         epsilon = EPSILON.get(described.stepped)
-        if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
-            continue
         if expected is None:
-            # An optimizer of no known formula may move a parameter now and then, or in turns.
-            never = _never_moved(view, update)
-            still = bool(gradient.any()) and never and view.post.check >= PATIENCE and not in_turns
-            yield Moved(described.name, 0.0, 0.0, not still, still)
+            continue  # an optimizer of no known formula may leave some as they are
+        if epsilon is None or not update.rate or not torch.isfinite(gradient).all():
             continue
         rounding = 4 * epsilon * float(weight.abs().max()) + 1e-12
         error = float((movement - expected).abs().max())
@@ -158,17 +145,6 @@ def _updates(view: View) -> Iterator[Moved]:
         yield Moved(
             described.name, error, ratio, bool(movement.any()), is_wrong, has_moments, counted
         )
-
-
-def _waits(update: SampledUpdate) -> bool:
-    """Whether a step of an optimizer without a known formula left a parameter as it was."""
-    has_gradient = bool(update.gradient.any())
-    return update.expected is None and has_gradient and not bool(update.moved.any())
-
-
-def _never_moved(view: View, update: SampledUpdate) -> bool:
-    at_first = view.first_bits
-    return at_first is not None and int(at_first[update.number]) == view.bits(update.number)
 
 
 def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:

@@ -118,10 +118,6 @@ class Memory:
     """The last checked step with losses and weights that were finite."""
     was_told: bool = False
     """Whether the alarm of values that are not finite was told."""
-    pending: Alarm | None = None
-    """That alarm, while a step looks for the module where it begins."""
-    waits: int = 0
-    """The checks for which it has waited."""
     saved: list[Any] = field(default_factory=list)
     """The states of the last saves, of this process and of earlier ones."""
     has_saved: bool = False
