@@ -1,32 +1,31 @@
 """A LightningModule and its Trainer with DDP or FSDP, as Lightning's documentation teaches them.
 
-An epoch has 24 rows. A checkpoint is saved at an epoch's end, from where Lightning can go on:
-within an epoch, its default loaders begin again. --manual is manual optimization. --validate-every
-is a number of batches.
+FSDP shards nothing. An epoch has 24 rows. A checkpoint is saved at an epoch's end, from where
+Lightning can go on: within an epoch, its default loaders begin again. --manual is manual
+optimization. --validate-every is a number of batches.
 """
 
 import argparse
 import os
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-try:
-    import lightning.pytorch as lightning
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-except ImportError:  # the same package under another name
-    import pytorch_lightning as lightning
-    from pytorch_lightning.callbacks import ModelCheckpoint
-    from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+NAMES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+found = next(n for place in sys.path for n in NAMES if PathFinder.find_spec(n, [place]))
+lightning = import_module(NAMES[found])  # of the same package, the one that comes first
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--lr", type=float, default=1e-3, help="of AdamW")
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--precision", default="32-true")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
@@ -83,7 +82,7 @@ class Classifier(lightning.LightningModule):
         if options.optimizer == "sgd":
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         else:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=options.lr)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -113,10 +112,13 @@ class Quarters(torch.utils.data.Sampler):
         return iter(range(self.epoch % 4, len(data), 4))
 
 
-checkpoints = ModelCheckpoint(dirpath=options.save or None, every_n_epochs=1, save_top_k=-1)
-strategy = DDPStrategy(static_graph=True) if options.static_graph else "ddp"
-if options.fsdp:
-    strategy = FSDPStrategy(sharding_strategy="NO_SHARD" if options.devices == 1 else "FULL_SHARD")
+checkpoints = lightning.callbacks.ModelCheckpoint(
+    dirpath=options.save or None, every_n_epochs=1, save_top_k=-1
+)
+strategies = lightning.strategies
+strategy = strategies.DDPStrategy(static_graph=True) if options.static_graph else "ddp"
+if options.fsdp:  # without shards, which probe cannot put together
+    strategy = strategies.FSDPStrategy(sharding_strategy="NO_SHARD")
 if options.quarters and options.devices == 1:
     strategy = "auto"  # DDP wraps the sampler on one rank, too
 callbacks = [checkpoints] if options.save else []

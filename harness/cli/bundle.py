@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, product
 from itertools import count as numbers_from
 from pathlib import Path
@@ -101,31 +102,19 @@ Overlays = dict[str, tuple[pins.Stack, Overlay]]
 
 def _parser() -> Arguments:
     parser = Arguments(__name__)
-    parser.add_argument("scenario", nargs="*")
-    parser.add_argument("--all", action="store_true", help="all scenarios that use a GPU")
-    parser.add_argument(
-        "--parts",
-        type=_size,
-        metavar="60M",
-        help="bundles of at most this size, with the scenarios that share most files; a further "
-        "call keeps those that are there",
+    add = parser.add_argument
+    add("scenario", nargs="*")
+    add("--all", action="store_true", help="all scenarios that use a GPU")
+    parts = (
+        "bundles of at most this size, with the scenarios that share most files; a further call "
     )
-    parser.add_argument("--out", type=Path, required=True, help="the new folder")
-    parser.add_argument(
-        "--python", metavar="3.12", help="the Python of that machine (default: this one)"
-    )
-    parser.add_argument(
-        "--platform",
-        default="x86_64-manylinux_2_28",
-        help="the platform of that machine, as uv names it",
-    )
-    parser.add_argument(
-        "--pins",
-        action="append",
-        default=[],
-        metavar="NAME=VERSION[,VERSION...]",
-        help="further releases to include; repeatable",
-    )
+    add("--parts", type=_size, metavar="60M", help=f"{parts}keeps those that are there")
+    add("--out", type=Path, required=True, help="the new folder")
+    add("--python", metavar="3.12", help="the Python of that machine (default: this one)")
+    platform = "the platform of that machine, as uv names it"
+    add("--platform", default="x86_64-manylinux_2_28", help=platform)
+    form, about = "NAME=VERSION[,VERSION...]", "further releases to include; repeatable"
+    add("--pins", action="append", default=[], metavar=form, help=about)
     return parser
 
 
@@ -257,9 +246,7 @@ def _make_parts(scenarios: Sequence[str], request: Request, out: Path, limit: in
             terminal().print(f"... {folder}: {len(part)} scenarios")
             return _make(part, request, _together(overlays, part), folder, limit)
 
-        def leave_out(name: str, error: UserError) -> None:
-            _leave_out(name, error, request)
-
+        leave_out = partial(_leave_out, request=request)
         for part in _parts.divide(files, limit, pack, leave_out):
             finished[folder] = part
             folder = next(folder for folder in folders if folder not in finished)
@@ -384,9 +371,8 @@ def _fill(folder: Path, cache: Path, overlays: Overlays, contents: Mapping[str, 
     write_whole(folder / "activate", ACTIVATE)
     write_whole(folder / "run", RUN)
     shutil.copy2(archives.__file__, folder / "archives.py")
-    files = sorted(
-        _files(site), key=lambda path: (path.suffix, path)
-    )  # similar files together compress better
+    files = [path for path in site.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files.sort(key=lambda path: (path.suffix, path))  # similar files together compress better
     archive.pack(folder / SITE, ((f"site/{path.relative_to(site)}", path) for path in files))
     shutil.rmtree(site)
     archive.write(folder / ARCHIVE, overlays, cache)
@@ -405,12 +391,6 @@ def _install_needed(needed: Sequence[str], site: Path, python: str, platform: st
         raise Inconclusive(
             f"cannot download the harness's dependencies: {' '.join(process.stderr.split())}"
         )
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
 
 
 def _summarize(out: Path, overlays: Overlays, python: str) -> None:

@@ -43,19 +43,8 @@ def _compile(sources: Sequence[Path], site: Path) -> None:
     # would put the bytecode elsewhere.
     process = subprocess.run(
         [
-            sys.executable,
-            "-I",
-            "-W",
-            "ignore",
-            "-m",
-            "compileall",
-            "-qq",
-            "-i",
-            "-",
-            "-s",
-            str(site),
-            "--invalidation-mode",
-            "checked-hash",
+            *(sys.executable, "-I", "-W", "ignore", "-m", "compileall", "-qq", "-i", "-"),
+            *("-s", str(site), "--invalidation-mode", "checked-hash"),
         ],
         input="".join(f"{source}\n" for source in sources).encode(errors="surrogateescape"),
         capture_output=True,

@@ -63,7 +63,7 @@ def _members(
             day = releases.release_file(cache, name, version)
             days[day.name] = day
     yield from ((f"releases/{name}", day) for name, day in days.items() if day.is_file())
-    for path, source in sorted(files, key=lambda file: _kind(file[0])):
+    for path, source in sorted(files, key=lambda file: (file[0].rpartition(".")[2], file[0])):
         yield f"overlays/{source.key}/{overlay.SITE}/{path}", source.site / path
 
 
@@ -84,11 +84,6 @@ def _packed(source: Overlay) -> Iterator[str]:
 def is_bytecode(path: str) -> bool:
     """Whether a file is bytecode, which the other machine compiles itself."""
     return "__pycache__" in path.split("/")
-
-
-def _kind(path: str) -> tuple[str, str]:
-    """The sort key of archived files: their ending, then their path."""
-    return path.rpartition(".")[2], path
 
 
 def pack(archive: Path, files: Iterable[tuple[str, Path]]) -> None:

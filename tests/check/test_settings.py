@@ -72,8 +72,8 @@ def test_a_note_says_why_a_setting_has_its_value_or_none() -> None:
 
 
 def test_one_of_several_values_is_enough() -> None:
-    assert trigger({"precision": ("bf16", "fp16")}, as_settings(precision="fp16")).met is True
-    assert trigger({"precision": ("bf16", "fp16")}, as_settings(precision="fp32")).why.endswith(
+    assert trigger({"precision": ["bf16", "fp16"]}, as_settings(precision="fp16")).met is True
+    assert trigger({"precision": ["bf16", "fp16"]}, as_settings(precision="fp32")).why.endswith(
         "not bf16 or fp16"
     )
 

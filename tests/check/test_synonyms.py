@@ -147,7 +147,7 @@ def test_a_new_fork_in_an_environment_is_noticed_without_a_table(venv_folder: Pa
 
 @pytest.mark.parametrize("package", NAMES)
 def test_the_repository_of_each_package_is_known(package: str) -> None:
-    repository = upstreams()[package].repository
+    repository = PACKAGES[package].repository
     for address in (
         f"git+https://github.com/{repository}",
         f"git+https://github.com/{repository}.git@main#subdirectory=src",

@@ -62,17 +62,17 @@ def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
     assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3
 
 
+@contextmanager
+def _without_files(stack: pins.Stack, *_: object) -> Iterator[Overlay]:
+    yield Overlay(str(stack.pins), Path("none"), "", "")
+
+
 def test_a_bundle_of_all_has_only_what_uses_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundled: list[str] = []
-
-    @contextmanager
-    def borrowed(stack: pins.Stack, *_: object) -> Iterator[Overlay]:
-        yield Overlay(str(stack.pins), tmp_path, "", "")
-
     monkeypatch.setattr(catalog, "sound", lambda: ("split_then_skip", "tied_grad_reduce"))
-    monkeypatch.setattr(overlay, "borrow", borrowed)
+    monkeypatch.setattr(overlay, "borrow", _without_files)
     monkeypatch.setattr(bundle, "_fill", lambda *words: bundled.extend(words[-1]["scenarios"]))
     assert main(["bundle", "--all", "--out", str(tmp_path / "box")]) == 0
     assert bundled == ["tied_grad_reduce"]
@@ -83,10 +83,6 @@ def test_parts_are_kept_by_a_further_call_and_too_large_scenarios_left_out(
 ) -> None:
     made: list[tuple[str, ...]] = []
 
-    @contextmanager
-    def borrowed(stack: pins.Stack, *_: object) -> Iterator[Overlay]:
-        yield Overlay(str(stack.pins), tmp_path, "", "")
-
     def fill(folder: Path, _: Path, __: object, contents: dict[str, object]) -> None:
         names = contents["scenarios"]
         assert isinstance(names, list)
@@ -95,7 +91,7 @@ def test_parts_are_kept_by_a_further_call_and_too_large_scenarios_left_out(
         folder.joinpath("data").write_bytes(bytes(2_000_000 * ("warmup_groups" in names)))
 
     monkeypatch.setattr(catalog, "sound", lambda: ("tied_grad_reduce", "warmup_groups"))
-    monkeypatch.setattr(overlay, "borrow", borrowed)
+    monkeypatch.setattr(overlay, "borrow", _without_files)
     monkeypatch.setattr(bundle, "_fill", fill)
     words = ["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]
     assert main(words) == 0

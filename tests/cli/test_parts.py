@@ -49,11 +49,11 @@ def test_a_part_that_became_too_large_is_made_again_with_fewer_scenarios() -> No
     assert sorted(name for part in parts for name in part) == sorted(scenarios)
 
 
-def test_the_others_are_packed_without_a_scenario_that_is_too_large() -> None:
+def test_a_scenario_that_is_too_large_alone_is_named_and_the_others_are_packed() -> None:
     scenarios, packed = _catalogue() | {"large": {"c": 900 * MB}}, list[Sequence[str]]()
     left_out: list[str] = []
     limit = _parts.SITE_BYTES + 60 * MB
     pack = _pack(scenarios, 0.5, packed)
-    parts = list(_parts.divide(scenarios, limit, pack, lambda name, _: left_out.append(name)))
-    assert left_out == ["large"]
+    parts = list(_parts.divide(scenarios, limit, pack, lambda _, why: left_out.append(str(why))))
+    assert left_out == ["large alone needs 455 MB: --parts must be larger"]
     assert sorted(name for part in parts for name in part) == sorted(_catalogue())

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from harness.rank.probe.averages import Averages
+from harness.rank.probe.parameters import NamedParameters
 from harness.training.probe.layouts import RANKS, RANKS_RESUME, RESUME, Settings
 from harness.training.probe.probe_report import headline
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
@@ -114,3 +117,13 @@ def test_an_average_is_not_tested_without_a_resume(
     answers = probing(str(tmp_path / "train.py"), words, Settings(layouts=(RANKS,)))
     lines = [f"averages of the weights ({name}): needs a stop and resume" for name in names]
     assert [line for line in answers.not_tested if line.startswith("averages")] == lines
+
+
+def test_views_of_memory_that_fsdp_has_freed_are_no_copies() -> None:
+    names = NamedParameters()
+    averages = Averages(names)
+    views = [parameter.detach().bfloat16() for _, parameter in names.learn(nn.Linear(7, 5))]
+    assert len(averages.record()) == 1
+    for view in views:
+        view.untyped_storage().resize_(0)
+    assert averages.record() == []

@@ -95,12 +95,8 @@ def test_unpacked_overlays_equal_the_packed_ones_and_share_bytecode(
             assert (copy.site / "bin" / "tool").stat().st_mode & 0o777 == 0o555
     day = json.loads(releases.release_file(cache, "up", "1.0").read_text())
     assert day["released"] == "2024-01-01"
-    assert {p.name for p in cache.iterdir()} == {
-        "contents",
-        "overlays",
-        "releases",
-        "unpacking.lock",
-    }
+    names = {"contents", "overlays", "releases", "unpacking.lock"}
+    assert {p.name for p in cache.iterdir()} == names
     up, later_up = (cache / "overlays" / key / overlay.SITE / "up" for key in originals)
     assert bytecode.of(up / "same.py").samefile(bytecode.of(later_up / "same.py"))
     assert not bytecode.of(up / "release.py").samefile(bytecode.of(later_up / "release.py"))

@@ -74,7 +74,7 @@ def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:
         for _, tensors in mappings(holder, trained, deep=1):
             weights = matching(tensors, trained)
             shapes = [local(weight).shape for weight in weights.values()]
-            if any(weight.is_meta for weight in weights.values()) or shapes != [
+            if not all(map(_has_values, weights.values())) or shapes != [
                 local(trained[name]).shape for name in weights
             ]:
                 continue  # without values, or the whole of what this rank has a shard of
@@ -91,6 +91,12 @@ def _begins_with_tensor(value: Any, count: int) -> bool:
     if type(value) not in (dict, OrderedDict, list, tuple) or len(value) < count:
         return False
     return is_tensor(next(iter(value.values() if hasattr(value, "values") else value)))
+
+
+def _has_values(weight: Any) -> bool:
+    """Whether it is neither on the meta device nor a view of memory that FSDP has freed."""
+    mine = local(weight)
+    return not mine.is_meta and (not mine.numel() or mine.untyped_storage().nbytes() > 0)
 
 
 def _sums(weights: Weights) -> tuple[float, ...]:
