@@ -9,11 +9,10 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from harness.bugs import catalog
-from harness.bugs.packages import upstreams
 from harness.check.bug_status import BugStatus, recorded
 from harness.check.environment import Environment, of_files, of_interpreter
 from harness.check.installed import at_address
-from harness.check.synonyms import PUBLISHED
+from harness.check.synonyms import PACKAGES, PUBLISHED
 from harness.cli import check
 
 NAMES = sorted({"torch", *catalog.upstreams()})
