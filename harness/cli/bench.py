@@ -42,7 +42,9 @@ OWN = {"upstream": "import upstream", "init": "init", "steps": "steps", "check":
 HOW = {"forked": "launch.warm=true", "cold": "launch.warm=false"}
 SWEEP = ["matrix", "scenario=tied_grad_reduce", "pins.deepspeed=0.14:0.19:minor", "--again"]
 MANY = [["run", "scenario=all"], SWEEP]
-QUICK = [["list"], ["--help"]]
+QUICK = [["list"], ["--help"], ["check", "transformers==5.2.0", "torch==2.13.0"]]
+PIP = [["list"]]
+"""Of pip, to compare with: it reads what is installed, too."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,6 +59,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         measure(options.scenario, options.rounds, Path(folder))
         _print_commands("the command line", QUICK, {"": ""}, options.rounds, Path(folder))
+        _print_commands("pip", PIP, {"": ""}, options.rounds, Path(folder), "pip")
         if options.all:
             _print_commands("many runs", MANY, HOW, 1, Path(folder))
     return ExitCode.AS_EXPECTED
@@ -81,9 +84,9 @@ def _run(name: str, runs: Path, words: Sequence[str]) -> Path:
     return next(path.parent for path in runs.glob(f"*/{RUN_FILE}"))
 
 
-def _harness(*words: str) -> None:
-    process = subprocess.run([sys.executable, "-m", "harness", *words], stdout=subprocess.DEVNULL)
-    if process.returncode not in (ExitCode.AS_EXPECTED, ExitCode.INCONCLUSIVE):
+def _harness(*words: str, module: str = "harness") -> None:
+    process = subprocess.run([sys.executable, "-m", module, *words], stdout=subprocess.DEVNULL)
+    if process.returncode == ExitCode.USER_MISTAKE:
         raise Inconclusive(f"{' '.join(words)} ended with exit code {process.returncode}")
 
 
@@ -153,6 +156,7 @@ def _print_commands(
     ways: Mapping[str, str],
     rounds: int,
     folder: Path,
+    module: str = "harness",
 ) -> None:
     """Time commands with each of these ``ways``: a name and an override."""
     rows = []
@@ -160,7 +164,10 @@ def _print_commands(
         medians = []
         for word in ways.values():
             overrides = [f"runs={folder / str(number)}", word] if word else []
-            seconds = [_timed(partial(_harness, *words, *overrides))[0] for _ in range(rounds)]
+            seconds = [
+                _timed(partial(_harness, *words, *overrides, module=module))[0]
+                for _ in range(rounds)
+            ]
             medians.append(_median(seconds))
         rows.append([" ".join(words), *medians])
     terminal().print(table(f"\n{title}: wall seconds, median of {rounds}", ["", *ways], rows))
