@@ -21,9 +21,8 @@ from typing import TypeVar
 
 import scenarios
 from harness.bugs import bug_file
-from harness.bugs.api.checks import together
 from harness.bugs.api.knobs import params_class
-from harness.bugs.api.spec import FIXED, Defect, Scenario, exercised
+from harness.bugs.api.spec import FIXED, Defect, Scenario, exercised, together
 from harness.system.errors import HarnessError, UserError, unknown
 from harness.system.text import complaint, markdown
 

@@ -43,8 +43,6 @@ HOW = {"forked": "launch.warm=true", "cold": "launch.warm=false"}
 SWEEP = ["matrix", "scenario=tied_grad_reduce", "pins.deepspeed=0.14:0.19:minor", "--again"]
 MANY = [["run", "scenario=all"], SWEEP]
 QUICK = [["list"], ["--help"], ["check", "transformers==5.2.0", "torch==2.13.0"]]
-PIP = [["list"]]
-"""Of pip, to compare with: it reads what is installed, too."""
 
 
 def main(arguments: list[str]) -> int:
@@ -59,7 +57,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         measure(options.scenario, options.rounds, Path(folder))
         _print_commands("the command line", QUICK, {"": ""}, options.rounds, Path(folder))
-        _print_commands("pip", PIP, {"": ""}, options.rounds, Path(folder), "pip")
+        _print_commands("pip", [["list"]], {"": ""}, options.rounds, Path(folder), "pip")
         if options.all:
             _print_commands("many runs", MANY, HOW, 1, Path(folder))
     return ExitCode.AS_EXPECTED

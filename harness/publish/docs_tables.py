@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.version import Version
 
-from harness.bugs import catalog, lookup, pins, reasons, result_file
+from harness.bugs import catalog, lookup, pins, result_file
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import Period, alive, newest, periods, tested
@@ -223,7 +224,7 @@ def inconclusive() -> str:
     counts, decided = Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
     for name, cell in uncertain:
-        reason = reasons.kind(cell.reason)
+        reason = kind_of_reason(cell.reason)
         counts[reason] += 1
         decided[reason] += lookup.lookup(name, cell.pins).status is not None
         examples.setdefault(reason, f"{link(name)} in {pins.describe(cell.pins)}")
@@ -361,3 +362,35 @@ def _models_table(lines: list[ModelLine]) -> str:
         of = {cell.relation: str(cell) for cell in line.cells}
         rows.append([parsed(line.model).model, *(of.get(relation, "") for relation in relations)])
     return markdown_table(["model", *(name.replace("_", " ") for name in relations)], rows)
+
+
+OTHER_REASON = "the release raises some other error"
+
+REASONS: Mapping[str, str] = {
+    "the processes lost their connection, were killed, or did not end": (
+        r"SIG[A-Z]+|exit code -|gloo/transport|Connection|file descriptor|deadline"
+    ),
+    "the training shows another fault than the documented one": r"^not the documented symptom",
+    "the values differ between ranks where the scenario expects the same": r"differs between ranks",
+    "the releases cannot be installed together": r"could not be installed",
+    "the release takes another optimizer of DeepSpeed than the bug needs": (
+        r"another optimizer|FP16_UnfusedOptimizer"
+    ),
+    "the release fails at a newer dependency, Python or torch": (
+        r"Descriptors cannot be created|module 'collections'|torchvision::|Failed to import"
+        r"|is not defined|PyTorch version|unknown parameter type|Transformer Engine version"
+    ),
+    "the packages of the run do not fit together": (
+        r"unexpected keyword|positional arguments|requires `accelerate"
+    ),
+    "the release lacks what the scenario uses": r"ImportError|ModuleNotFoundError|AttributeError",
+    "the release refuses what sets off the bug": r"NotImplementedError|ValueError|not implemented",
+}
+"""What is the matter, and a pattern of the reasons for it; the first that fits counts."""
+
+
+def kind_of_reason(reason: str) -> str:
+    """What is the matter with a run, by the recorded reason."""
+    return next(
+        (words for words, signs in REASONS.items() if re.search(signs, reason)), OTHER_REASON
+    )

@@ -111,7 +111,7 @@ def began_elsewhere(post: Post) -> None:
 )
 def test_ranks_that_have_the_same_gradients_on_purpose(change: Any, is_named: bool) -> None:
     """A loader says which rows they have, features of all ranks were gathered, tensors are split,
-    perhaps one batch trains in all steps, or each rank trains a model of its own."""
+    neither targets nor inputs were seen, or each rank trains a model of its own."""
     memory = Memory()
     assert judged(by_step, by_step, change, memory) == []
     assert ("common rows" in memory.not_seen) == is_named

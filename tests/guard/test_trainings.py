@@ -119,6 +119,7 @@ WRONG_SLOW = [
     Fault("fsdp2 accumulate undivided", "accumulation", "weight", [0, 1]),
     Fault("ddp draws same_rows", "samples", "shared", [0, 1], "", 4),
     Fault("ddp draws same_rows logs", "samples", "shared", [0, 1], "", 4),
+    Fault("ddp draws same_rows own_loss", "samples", "shared", [0, 1], "", 4),
     Fault("by_hand draws same_rows", "samples", "shared", [0, 1], "", 4),
     Fault("by_hand draws same_rows scattered", "samples", "shared", [0, 1], "", 4),
     Fault("by_hand draws same_rows divided logs", "samples", "shared", [0, 1], "", 4),

@@ -16,7 +16,6 @@ EXAMPLES = "an example in a message or in the help"
 TRAINING = "how a user's training is started, or what its models need"
 ALLOWED = {
     "bugs/api/settings.py": "the Trainer is a setting",
-    "bugs/reasons.py": "the words of an error",
     "check/check_report.py": "models are those of transformers",
     "check/environment.py": EXAMPLES,
     "check/requirement_lines.py": EXAMPLES,
@@ -28,7 +27,7 @@ ALLOWED = {
     "cli/models.py": "models are those of transformers",
     "cli/new.py": EXAMPLES,
     "cli/probe.py": EXAMPLES,
-    "publish/docs_tables.py": "models are those of transformers",
+    "publish/docs_tables.py": "models are those of transformers, and the words of an error",
     "python/commands.py": "options for the formats of settings files",
     "python/lightning_callback.py": "it is a callback of Lightning",
     "releases/overlay.py": "files that are compiled only when they are imported",

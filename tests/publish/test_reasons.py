@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.bugs import catalog, reasons, result_file
+from harness.bugs import catalog, result_file
 from harness.bugs.results import Status
 from harness.publish import docs_tables
+from harness.publish.docs_tables import kind_of_reason
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ from harness.publish import docs_tables
     ],
 )
 def test_a_reason_has_a_kind_in_plain_words(reason: str, words: str) -> None:
-    assert words in reasons.kind(reason)
+    assert words in kind_of_reason(reason)
 
 
 def test_the_table_counts_each_inconclusive_result_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from harness.bugs.api.checks import Check, together
 from harness.bugs.api.fields import Count, Entry, Fields, Flag, Number, Size
 from harness.bugs.api.numbers import finite, named, near
 from harness.bugs.api.pictures import (
@@ -40,6 +39,7 @@ from harness.bugs.api.shapes import (
 from harness.bugs.api.spec import (
     BUGGY,
     FIXED,
+    Check,
     Context,
     Defect,
     Edits,
@@ -53,5 +53,6 @@ from harness.bugs.api.spec import (
     Story,
     Trials,
     Variant,
+    together,
 )
 from harness.system.errors import Inconclusive

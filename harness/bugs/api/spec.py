@@ -381,6 +381,20 @@ Trials = Mapping[str, Records]
 """The records of the trials of a run, by variant, in the scenario's order."""
 
 
+Check = Callable[[Records], dict[str, bool]]
+"""A check of a user that misses a bug. It returns what is checked, in words, and whether it gives
+an alarm."""
+
+
+def together(*checks: Check) -> Check:
+    """All of these checks in one."""
+
+    def all_of(records: Records) -> dict[str, bool]:
+        return {name: fired for check in checks for name, fired in check(records).items()}
+
+    return all_of
+
+
 @dataclass
 class Position:
     """The position of a rank in a run: everything that decides which records it writes."""

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -249,6 +250,23 @@ def known_bugs(
         because = _because(bug, versions, settings) if is_certain else ""
         bugs_of_run.append({**facts, "certain": is_certain, "because": because})
     return bugs_of_run
+
+
+UNSHOWN = (STEPS, "precision")
+"""Settings that a step does not show: a bug may step too early, and autocast leaves the weights."""
+
+
+def impossible_bugs(file: str, optimizer: str) -> list[str]:
+    """The names of the bugs of a file that this run cannot set off, whatever its releases are. To
+    be called within the step."""
+    post: Any = SimpleNamespace(described=(), kind=optimizer)
+    settings = settings_of(post, 1, None)
+    settings = {name: value for name, value in settings.items() if name not in UNSHOWN}
+    with open(file, encoding="utf-8") as opened:
+        bugs = [{**bug, "affected": {}} for bug in json.load(opened)]
+    modules = {module for module, _ in callers()}
+    possible = {bug["name"] for bug in known_bugs(bugs, {}, settings, modules)}
+    return sorted({bug["name"] for bug in bugs} - possible)
 
 
 def _is_met(bug: Mapping[str, Any], settings: Mapping[str, Any]) -> bool | None:

@@ -91,6 +91,7 @@ class Guard:
         self.coarse = False
         self.lossy = ""
         self._scaler: Any = None
+        self._reads_inputs = False
         self._in_backward = False
         self._strangers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_closed = False
@@ -437,6 +438,8 @@ class Guard:
             post = self._completed(training.post(self.mailbox.rank), training.counts.last)
             post.lossy = post.lossy or instead_of_gradients(training.optimizer())
             training.disarm()
+            knows_rows = post.rows or post.epochs or self.losses.targets_sum() is not None
+            self._reads_inputs = not knows_rows
             self.mailbox.send(training, post)
             if not self.mailbox.rank:
                 self.account.trackers.look()
@@ -448,7 +451,7 @@ class Guard:
     def _begin_step(self, training: Training) -> None:
         self.losses.begin()
         self.rows.begin()
-        training.begin_step()
+        training.begin_step(self._reads_inputs)
 
     def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .parameters import Modules, plain
-from .samples import largest, local
+from .process import captures
+from .samples import bit_sum, largest, local
 
 MOST_CALLS = 4000
 """Calls that are noted: a recurrent model has many."""
@@ -74,6 +75,35 @@ class ModuleOutputs:
             return torch.zeros(0)
         device = self._sizes[0].device
         return torch.stack([size.to(device, non_blocking=True) for size in self._sizes])
+
+
+class RootInputs:
+    """Hooks on the models of this process, until ``end``: they sum the bits of all inputs."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._sums: list[Tensor] = []
+        self._is_read = not (captures() or any(map(_is_compiled, modules.modules)))
+        self._handles = [
+            root.register_forward_pre_hook(self._note, with_kwargs=True)
+            for root in modules.roots
+            if self._is_read and not isinstance(root, torch.jit.ScriptModule)
+        ]
+
+    def _note(self, _module: Any, arguments: Any, keywords: Any) -> None:
+        try:
+            self._sums += [bit_sum(local(one)) for one in _tensors([arguments, keywords], DEPTH)]
+        except Exception:  # a tensor of a package, or of a transformed function
+            self._is_read = False
+
+    def end(self) -> Tensor | None:
+        """Remove the hooks. Returns the sum of the bits; None if they were not seen."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if not (self._is_read and self._sums):
+            return None
+        device = self._sums[0].device
+        return torch.stack([one.to(device) for one in self._sums]).sum().reshape(1)
 
 
 def _size(values: Any) -> Tensor:

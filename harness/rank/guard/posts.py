@@ -231,7 +231,7 @@ class Post:
     ``left``: of ``used``, what was there when the step began;
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
     backwards began; ``targets``: of each micro-batch how many count, and how many there are;
-    ``targets_sum``: the bit sum of the targets of each loss;
+    ``targets_sum``: the bit sum of the targets of each loss, or of the inputs of the models;
     ``passed``: how many times the gradients of other ranks a stage goes on with; ``norms``: of each
     gradient, before all of them were clipped; ``clipped``: by which norm, and to which one;
     ``after``: of each gradient after that;

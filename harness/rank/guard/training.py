@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backward_counts import BackwardCounts
 from .backwards import Backwards
 from .budget import FIRST_CHECKS, Cost
 from .clips import ClipOrder, Clips
@@ -26,7 +25,7 @@ from .costs import CheckCosts
 from .final_sums import FinalSums
 from .gradient_samples import GradientSamples
 from .leftovers import Leftovers
-from .module_outputs import ModuleOutputs
+from .module_outputs import ModuleOutputs, RootInputs
 from .optimizers import has_own_hooks, kind_of
 from .parameters import Modules, Watched, count_foreign, is_complete, watched
 from .posts import LAST, LocalAlarm, Pass, Post
@@ -80,6 +79,7 @@ class Training:
         """Whether a loss was not finite: the next checked step looks for the module where it
         begins. The other thread says so."""
         self._outputs: ModuleOutputs | None = None
+        self._inputs: RootInputs | None = None
         self.inner_steps: int | None = None
         """The steps that a wrapper made the optimizer take in the step that runs now: one for each
         group, none if it skips it; None outside of a wrapper's step."""
@@ -325,8 +325,13 @@ class Training:
         """Note that a loss scaler divides the gradients."""
         self._clips.unscale(scaler, self.armed)
 
-    def begin_step(self) -> None:
-        """Look at the outputs of modules in the step that begins, if it is the one to do so."""
+    def begin_step(self, reads_inputs: bool) -> None:
+        """Look at the outputs of modules in the step that begins, if it is the one to do so, and at
+        the inputs of models, if nothing else says which rows they have."""
+        if self._inputs is not None:
+            self._inputs.end()
+        modules = self._modules if reads_inputs and self.due else None
+        self._inputs = RootInputs(modules) if modules is not None else None
         if self._outputs is not None:
             self._outputs.end()  # the step was skipped
         if self.searches and self._outputs is None and self.due and self._modules is not None:
@@ -444,6 +449,8 @@ class Training:
             assert self._sums is not None  # noqa: S101
             post.tensors["first_bits"] = self._sums.first
             self._described = True
+        if self._inputs is not None and (sums := self._inputs.end()) is not None:
+            post.tensors["targets_sum"] = sums
         if self._outputs is not None and self._outputs.is_open:
             self._outputs.end()
             post.calls, post.opaque = self._outputs.calls, self._outputs.opaque
@@ -518,3 +525,38 @@ class Training:
 def training_of(optimizer: Any, trainings: Iterable[Training]) -> Training | None:
     """The training of an optimizer, if it is watched."""
     return next((one for one in trainings if one.optimizer() is optimizer), None)
+
+
+class BackwardCounts:
+    """How many backwards the steps of a training have, its first and its last one, and how many
+    batches are read for them."""
+
+    def __init__(self, backwards: int) -> None:
+        """``backwards`` ran in this process before, for other trainings."""
+        self.first = self.last = 0
+        self.batches = 0
+        """The batches that were read for the last step."""
+        self.is_whole = False
+        """Whether the last step had as many backwards as the first, and several."""
+        self._total = backwards
+
+    def are_of_a_step(self, backwards: int) -> bool:
+        """Whether there were enough for a step, now that ``backwards`` ran in all."""
+        return 0 < self.first <= backwards - self._total
+
+    def none_since_step(self, backwards: int) -> bool:
+        """Whether none ran since the last step, now that ``backwards`` ran in all."""
+        return backwards == self._total
+
+    def skip(self, backwards: int) -> None:
+        """Note that those before belong to no step."""
+        self._total = backwards
+
+    def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
+        """Count a step, before which ``backwards`` backwards ran in all, and for which so many
+        batches were read. ``has_skipped`` says that a step before it was skipped."""
+        self.last, self.batches = backwards - self._total, batches
+        self._total = backwards
+        if not self.first and not has_skipped:
+            self.first = self.last
+        self.is_whole = self.last == self.first > 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.rank import events
 from harness.rank.events import Patches
+from harness.rank.guard.facts import impossible_bugs
 from harness.rank.probe import (
     compiled,
     cuda_calls,
@@ -25,7 +26,6 @@ from harness.rank.probe import (
     seeds,
     settings,
     stops,
-    triggers,
     untrained,
 )
 from harness.rank.probe.averages import Averages
@@ -308,7 +308,7 @@ class Watch:
                 "stage": self.model.stage,
             }
             if self.assignment.bugs and self.assignment.perturb is None:
-                current["impossible"] = triggers.impossible(self.assignment.bugs, updated.kind)
+                current["impossible"] = impossible_bugs(self.assignment.bugs, updated.kind)
         self.averages.note()
         if len(self.record.steps) + 1 == self.assignment.steps:
             current["copies"] = self.averages.record()

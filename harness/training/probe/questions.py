@@ -12,7 +12,6 @@ from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared, compare, refuse_unusable
-from harness.training.probe.compare.defaults import other_defaults
 from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.first_weights import (
     OTHER_DRAW,
@@ -46,7 +45,7 @@ from harness.training.probe.notes import (
     without_numbers,
 )
 from harness.training.probe.one_order import compare_layout, run_as_one
-from harness.training.probe.runner import Run, Runner
+from harness.training.probe.runner import Run, Runner, Step
 from harness.training.probe.where.locate import locate
 
 ORDER = "order of samples"
@@ -238,7 +237,7 @@ def _against(
         comparison.notes.append(OTHER_DRAW.format(names=drawn))
     if frozen:
         note_frozen(comparison, frozen)
-    comparison.notes += other_defaults(step, expected)
+    comparison.notes += _other_defaults(step, expected)
     return comparison
 
 
@@ -376,3 +375,23 @@ def _of_rank(rank: int, run: Run, whole: Run, repeated: Run) -> Compared:
         for one in comparison.broken
     ]
     return comparison
+
+
+PRECISIONS = {0.0: "32 bits or more", 2.0**-7: "bf16", 2.0**-10: "fp16"}
+"""By one ulp of 1 in the coarsest type of what modules return."""
+
+
+def _other_defaults(step: Step, expected: Step) -> Iterator[str]:
+    """Sentences about the settings of the first step that differ from the reference's."""
+    if step["optimizer"] != expected["optimizer"]:
+        yield f"the optimizer is {step['optimizer']}; in the reference {expected['optimizer']}"
+    settings, others = step["settings"], expected["settings"]
+    for name, value in others.items():
+        if name in settings and settings[name] != value:
+            yield f"{name} is {settings[name]}; in the reference {value}"
+    if step["clipping"] != expected["clipping"]:
+        text = "the norm to which the engine clips gradients is {}; in the reference {}"
+        yield text.format(step["clipping"], expected["clipping"])
+    precision, other = (PRECISIONS.get(one["coarse"], "16 bits") for one in (step, expected))
+    if precision != other:
+        yield f"the model computes in {precision}; in the reference in {other}"

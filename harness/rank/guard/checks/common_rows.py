@@ -15,7 +15,7 @@ MOST_MARKS = 64
 """Checks that are remembered of ranks that have the same."""
 
 Mark = tuple[int, tuple[int, ...]]
-"""A number for the gradients of a step, and the bit sums of its targets."""
+"""A number for the gradients of a step, and the bit sums of its targets, or of its inputs."""
 
 NAME = "common rows"
 """Under which ``compared`` and ``not_seen`` have what is said here."""
@@ -42,10 +42,10 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             steps.clear()
         elif len(steps) < MOST_MARKS:
             steps |= members
-        gradients, targets = ({mark[at] for mark in steps} for at in (0, 1))
-        if len(gradients) < ALIKE or (len(targets) == 1 and targets != {()}):
+        gradients, targets = {mark[0] for mark in steps}, {mark[1] for mark in steps if mark[1]}
+        if len(gradients) < ALIKE or len(targets) == 1:
             continue  # one batch in all steps
-        if reason := _why_right(group, views, bool(reduced), targets == {()}):
+        if reason := _why_right(group, views, bool(reduced), not targets):
             memory.not_seen[NAME] = f"all these ranks compute the same gradients: {reason}"
             continue
         text = (
@@ -56,10 +56,10 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 
 
 def _why_right(
-    group: Sequence[int], views: Sequence[View], is_by_loop: bool, is_own_loss: bool
+    group: Sequence[int], views: Sequence[View], is_by_loop: bool, is_unseen: bool
 ) -> str:
     """Why ranks may compute the same gradients in a right training; empty if they may not."""
-    if is_own_loss:
+    if is_unseen:
         return "perhaps one batch trains in all steps, or what all ranks have reduced"
     if any(view.post.gathers for view in views if view.rank in group):
         return "perhaps as the loop gathers tensors of all ranks before the loss"
