@@ -438,8 +438,8 @@ class Guard:
             post = self._completed(training.post(self.mailbox.rank), training.counts.last)
             post.lossy = post.lossy or instead_of_gradients(training.optimizer())
             training.disarm()
-            knows_rows = post.rows or post.epochs or self.losses.targets_sum() is not None
-            self._reads_inputs = not knows_rows
+            has_targets = self.losses.targets_sum() is not None
+            self._reads_inputs = world() > 1 and not (post.rows or post.epochs or has_targets)
             self.mailbox.send(training, post)
             if not self.mailbox.rank:
                 self.account.trackers.look()

@@ -135,9 +135,10 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
 
 
 def _shares_a_training(view: View) -> bool:
-    """Whether a wrapper says that the rank shares its model with others, or it reads a part of the
-    rows. Otherwise it may have a fold, or a member of an ensemble, that began with one seed."""
-    return bool(view.post.epochs) or any(together.table(view).columns.groups)
+    """Whether the rank has a part of the model or of the rows, or a wrapper says that it shares the
+    model. Otherwise it may have a fold, or a member of an ensemble, that began with one seed."""
+    columns = together.table(view).columns
+    return bool(view.post.epochs) or any(columns.groups) or any(columns.fields["part"])
 
 
 def _remembered(post: Post, memory: Memory) -> View:

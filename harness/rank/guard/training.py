@@ -29,6 +29,7 @@ from .module_outputs import ModuleOutputs, RootInputs
 from .optimizers import has_own_hooks, kind_of
 from .parameters import Modules, Watched, count_foreign, is_complete, watched
 from .posts import LAST, LocalAlarm, Pass, Post
+from .process import world
 from .resumes import Resume
 from .rotation import chosen
 from .samples import Positions, joined, largest
@@ -503,7 +504,7 @@ class Training:
         return post
 
     def _note_end(self) -> None:
-        if self._sums is not None and self._modules is not None and not self.is_inner:
+        if world() > 1 and self._sums is not None and self._modules and not self.is_inner:
             self._final.note(self._watched, self._sums, self._modules)
 
     def _add_states(self, post: Post) -> None:
