@@ -38,8 +38,7 @@ class Wheels:
 
 @dataclass(frozen=True)
 class NotImported:
-    """Releases that some patch releases of Python cannot import, and where that is reported. Debian
-    12 has Python 3.11.2."""
+    """Releases that some patch releases of Python cannot import, and where that is reported."""
 
     releases: str
     pythons: str
