@@ -1,7 +1,7 @@
-"""The outputs of all modules in one step: where values begin that are not finite.
+"""What modules get and give in one step: where values begin that are not finite, and which inputs.
 
-It is used only after a loss was not finite. Hooks note the largest absolute values of the inputs,
-outputs and weights of each call, on the device; it is nan if there is one.
+``ModuleOutputs`` is used only after a loss was not finite. Its hooks note the largest absolute
+values of the inputs, outputs and weights of each call, on the device; it is nan if there is one.
 """
 
 from __future__ import annotations
