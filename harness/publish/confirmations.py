@@ -42,6 +42,8 @@ some figures depend on the processor: scores overflow at step 89 on one, at step
 RANK = re.compile(r"\brank \d+ failed first")
 UNINSTALLABLE = "could not be installed"
 """The text after it is uv's, which changes with uv's release and with the index."""
+TRIGGER = re.compile(r"(the trigger (?:occurred|did not occur)): .*", re.DOTALL)
+"""What follows says what was seen of the trigger. Whether that is enough was judged with it."""
 
 
 def recorded(names: Iterable[str], platform_: tuple[str, ...]) -> list[Result]:
@@ -90,7 +92,7 @@ def difference(recorded: Result, rerun: Result) -> str:
 def _reason(cell: Result) -> str:
     """A reason without the parts that differ between two runs of the same code."""
     text = result_file.portable(cell.reason).partition(UNINSTALLABLE)
-    return RANK.sub("a rank failed first", "".join(text[:2]))
+    return TRIGGER.sub(r"\1", RANK.sub("a rank failed first", "".join(text[:2])))
 
 
 def _alike(reason: str, other_reason: str) -> bool:

@@ -64,6 +64,8 @@ def test_results_of_another_environment_are_not_compared(record: object) -> None
         ("the norm was 1.08", "the mean was 1.08", False),
         ("rank 0 failed first: x", "rank 1 failed first: x", True),
         ("a==1 could not be installed: because", "a==1 could not be installed: for", True),
+        ("the trigger occurred: 4 batches", "the trigger occurred: batches is 4", True),
+        ("the trigger occurred: 4 batches", "the trigger did not occur: 4 batches", False),
     ],
 )
 def test_reasons_are_alike_if_only_the_machine_can_make_the_difference(
