@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from harness.bugs.api.knobs import Knob
-from harness.bugs.api.settings import CODE, SETTINGS
+from harness.bugs.api.settings import CODE, RANKS, SETTINGS
 from harness.bugs.api.spec import (
     BUGGY,
     FIXED,
@@ -27,16 +27,17 @@ from harness.bugs.api.spec import (
     Scenario,
     Variant,
 )
+from harness.system.conditions import COMPARISONS
 from harness.system.errors import unknown
 
 FILE = "bug.toml"
 
 T = TypeVar("T")
 
-CONDITIONS = ("above", "differs", "exists", "has", "none")
-"""What a condition may say, beside a value or a list of values. ``has`` is a value that an
-attribute must have, also if others of its class lack the attribute; ``none`` means None, and
-``differs`` names an attribute that is not equal to this one."""
+SEEN_CONDITIONS = ("above", "below", "not", "differs", "exists", "has", "none")
+"""What a condition for an attribute may say. ``has`` is a value that an attribute must have, also
+if others of its class lack the attribute; ``none`` means None, and ``differs`` names an attribute
+that is not equal to this one."""
 
 
 def read(file: Path, module: str) -> Scenario:
@@ -96,17 +97,15 @@ def _check(bug: Scenario) -> None:
     for name, variant in bug.variants.items():
         _refuse_others(f"pin in [variants.{name}]", variant.pins, bug.pins)
         _refuse_others(f"parameter in [variants.{name}]", variant.params, bug.knobs)
-    _refuse_others("parameter in [triggered]", bug.triggered, bug.knobs)
+    _refuse_others("parameter in [triggered]", bug.triggered, {*bug.knobs, RANKS})
     for missing in {BUGGY, FIXED} - set(bug.variants):
         raise ValueError(f"[variants.{missing}] is missing")
-    for place, conditions in {
-        "settings": bug.settings,
-        "triggered": bug.triggered,
-        **bug.seen,
-    }.items():
-        for name, condition in conditions.items():
-            if isinstance(condition, Mapping):
-                _refuse_others(f"condition of {name} in {place}", condition, CONDITIONS)
+    decided = {"settings": bug.settings, "triggered": bug.triggered}
+    for choices, places in ((COMPARISONS, decided), (SEEN_CONDITIONS, bug.seen)):
+        for place, conditions in places.items():
+            for name, condition in conditions.items():
+                if isinstance(condition, Mapping):
+                    _refuse_others(f"condition of {name} in {place}", condition, choices)
     if not isinstance(bug.settings.get(CODE, ""), str):
         raise ValueError(f"{CODE} in [settings] must be text, which completes 'whether'")
     if bug.known_in_part and bug.known_upstream:

@@ -13,8 +13,7 @@ import torch
 
 from harness.rank.guard import facts
 from harness.rank.guard.checks.views import Alarm
-from harness.rank.guard.conditions import MISSING
-from harness.rank.guard.live_objects import attribute
+from harness.rank.guard.live_objects import MISSING, attribute
 from harness.rank.guard.posts import Post
 from harness.rank.guard.report import Report
 from harness.rank.guard.settings import Settings

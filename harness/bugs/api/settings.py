@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.system.conditions import Condition, holds, word_of
+from harness.system.conditions import in_words as phrase
 from harness.system.text import listed
 
 SETTINGS: Mapping[str, str] = {
@@ -33,17 +35,15 @@ SETTINGS: Mapping[str, str] = {
 }
 """Every setting that a condition may name."""
 
-
-Condition = Any
-"""A value; a list of values, one of which must hold; or ``{"above": LIMIT}``. The condition
-``code`` is a text instead, which completes "whether"."""
+RANKS = "ranks"
 CODE = "code"
+"""The condition that is a text, which completes "whether"."""
 
 
 def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
     """Each condition as text, by its setting: ``{"precision": "bf16 or fp16"}``."""
     return {
-        name: condition if name == CODE else _phrase(condition)
+        name: condition if name == CODE else phrase(condition)
         for name, condition in conditions.items()
     }
 
@@ -83,34 +83,16 @@ def trigger(conditions: Mapping[str, Condition], settings: Mapping[str, Setting]
             undecided.append(f"whether {condition}")
         elif setting.value is None:
             undecided.append(name + _note(setting))
-        elif not _holds(condition, setting.value):
-            return Trigger(False, f"{_is(name, setting)}, not {_phrase(condition)}")
+        elif not holds(condition, setting.value):
+            return Trigger(False, f"{_is(name, setting)}, not {phrase(condition)}")
     if undecided:
         return Trigger(None, f"your settings do not decide {listed(undecided)}")
     return Trigger(True, ", ".join(_is(name, settings[name]) for name in conditions))
 
 
 def _is(name: str, setting: Setting) -> str:
-    return f"{name} is {_word(setting.value)}{_note(setting)}"
+    return f"{name} is {word_of(setting.value)}{_note(setting)}"
 
 
 def _note(setting: Setting) -> str:
     return f" ({setting.note})" if setting.note else ""
-
-
-def _holds(condition: Condition, value: Any) -> bool:
-    if isinstance(condition, Mapping):
-        return bool(value > condition["above"])
-    return value in (condition if isinstance(condition, list) else [condition])
-
-
-def _phrase(condition: Condition) -> str:
-    if isinstance(condition, Mapping):
-        return f"above {condition['above']:g}"
-    return " or ".join(map(_word, condition if isinstance(condition, list) else [condition]))
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

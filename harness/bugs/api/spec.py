@@ -18,7 +18,8 @@ from typing import Any
 
 from harness.bugs.api.fields import F
 from harness.bugs.api.knobs import Knob, params_class
-from harness.bugs.api.settings import Condition, Setting, trigger
+from harness.bugs.api.settings import RANKS, Setting, trigger
+from harness.system.conditions import Condition
 from harness.system.errors import Inconclusive
 from harness.system.text import StrEnum
 
@@ -337,9 +338,9 @@ class Exercise:
 
 
 def exercised(conditions: Mapping[str, Condition], records: Records) -> Exercise:
-    """Whether the parameters of a trial meet all conditions."""
-    values = {name: Setting(getattr(records.params, name)) for name in conditions}
-    answer = trigger(conditions, values)
+    """Whether the parameters of a trial, and its number of ranks, meet all conditions."""
+    known = {RANKS: len(records.ranks), **vars(records.params)}
+    answer = trigger(conditions, {name: Setting(known[name]) for name in conditions})
     return Exercise(bool(answer.met), answer.why)
 
 

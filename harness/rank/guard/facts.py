@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.system.conditions import holds
+
 from ..events import is_engine
 from . import live_objects
 from .callers import variables_of_callers
-from .conditions import fits
 from .live_objects import objects
 from .posts import Post
 
@@ -272,7 +273,7 @@ def impossible_bugs(file: str, optimizer: str) -> list[str]:
 def _is_met(bug: Mapping[str, Any], settings: Mapping[str, Any]) -> bool | None:
     """Whether settings meet the conditions of a bug; None if not all of them are seen."""
     rules = bug["settings"]
-    if not all(fits(settings[name], rule) for name, rule in rules.items() if name in settings):
+    if not all(holds(rule, settings[name]) for name, rule in rules.items() if name in settings):
         return False
     return True if all(name in settings for name in rules) else None
 

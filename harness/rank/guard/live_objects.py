@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
-from .conditions import MISSING, fits
+from harness.system.conditions import holds
+
+MISSING = object()
+"""The value of what is not there."""
 
 OR = " or "
 """Between names of classes, one of which is enough."""
@@ -83,7 +86,7 @@ def _meets(owner: Any, attributes: Mapping[str, Any]) -> bool | None:
             condition = None
         if value is MISSING and "has" not in words:
             answer = None
-        elif not fits(value, words.get("has", condition)):
+        elif not holds(words.get("has", condition), value):
             return False
     return answer
 

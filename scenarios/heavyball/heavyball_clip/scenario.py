@@ -70,12 +70,6 @@ def _near(gradient: api.Record, norm: float) -> bool:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The threshold was not 1."""
-    limit = records.params.threshold
-    return api.Exercise.of(limit != 1, f"a threshold of {limit:g}", "the threshold was 1")
-
-
 picture = api.bars(
     "The norm of each gradient after clipping",
     "with the bug the norm is 1 or less whatever the threshold; right is at most the threshold",

@@ -69,11 +69,3 @@ def run(ctx: api.Context) -> None:
 def _copied(weights: dict[str, Any]) -> dict[str, Any]:
     """The values of keras' variables, as tensors of torch."""
     return {name: variable.value.detach().clone() for name, variable in weights.items()}
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """A wrapped optimizer had a loss_scale_factor."""
-    p = records.params
-    return api.Exercise.needs(p.wrapped, "nothing wraps the optimizer") & api.Exercise.of(
-        p.factor not in (0, 1), f"a LossScaleOptimizer, and a loss_scale_factor of {p.factor:g}"
-    )

@@ -66,11 +66,3 @@ def run(ctx: api.Context) -> None:
             right=kernels.results(plain, inputs, weights),
             documented=by_the_first(plain, inputs, weights),
         )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The first token had another weight than the others."""
-    first = records.params.first
-    return api.Exercise.of(
-        first != 1, f"the first token had the weight {first:g}, the others 1", "equal weights"
-    )

@@ -99,11 +99,3 @@ def run(ctx: api.Context) -> None:
 
     with ctx.phase("steps"):
         training.train(ctx)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Several ranks shared the vocabulary, and the logits were gathered."""
-    ranks = len(records.ranks)
-    return api.Exercise.of(
-        ranks > 1, f"{ranks} ranks shared the vocabulary", "there was one rank"
-    ) & api.Exercise.needs(records.params.gathered != "no", "no logits were gathered")

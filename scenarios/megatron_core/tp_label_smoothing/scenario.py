@@ -110,15 +110,3 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     with ctx.phase("steps"):
         bigram.train(ctx, p.smoothing, p.steps, p.lr, gathered=p.gathered)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The labels were smoothed, and the loss got logits that were cut among ranks."""
-    smoothing, ranks = records.params.smoothing, len(records.ranks)
-    smoothed = api.Exercise.of(
-        smoothing > 0, f"the smoothing was {smoothing}", "no label was smoothed"
-    )
-    shared = ranks > 1 and not records.params.gathered
-    return smoothed & api.Exercise.of(
-        shared, f"{ranks} ranks shared the vocabulary", "each rank had all logits"
-    )

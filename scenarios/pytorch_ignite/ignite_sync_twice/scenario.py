@@ -72,13 +72,3 @@ def run(ctx: api.Context) -> None:
                 hits=int(new.sum()),
                 rows=new.numel(),
             )
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Several ranks computed the metric several times."""
-    p, ranks = records.params, len(records.ranks)
-    return api.Exercise.needs(ranks > 1, "there was one rank") & api.Exercise.of(
-        p.computed == "each",
-        f"{ranks} ranks computed the metric after each of {p.steps} updates",
-        "the metric was computed once",
-    )

@@ -76,13 +76,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """Lightning's context decided the dtype of the model."""
-    p, ranks = records.params, len(records.ranks)
-    text = f"the model of {ranks} ranks was made in {p.made}"
-    return api.Exercise.of(p.made == "configure_model", text)
-
-
 picture = api.lines(
     "How far the weights have moved",
     "with the bug they do not move; otherwise each step moves them by the rate",

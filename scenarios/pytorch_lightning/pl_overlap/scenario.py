@@ -48,10 +48,3 @@ def run(ctx: api.Context) -> None:
     torch.manual_seed(ctx.seed + 7 + (ctx.rank if ctx.params.seeding == "each rank" else 0))
     data: Any = torch.arange(float(ctx.params.rows))
     fitted.fit(ctx, DataLoader(data, BATCH, shuffle=True))
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The ranks had different seeds, and shuffled."""
-    p, ranks = records.params, len(records.ranks)
-    text = f"{ranks} ranks; the generator is seeded by: {p.seeding}"
-    return api.Exercise.of(ranks > 1 and p.seeding == "each rank", text)

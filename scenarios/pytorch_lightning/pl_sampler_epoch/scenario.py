@@ -62,10 +62,3 @@ def run(ctx: api.Context) -> None:
     sampler = Part()
     loader = DataLoader(data, BATCH, sampler=sampler)
     fitted.fit(ctx, loader, p.parts, sampler.set_epoch if p.told else lambda epoch: None)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Several ranks shared a sampler of the user's, for several epochs."""
-    p, ranks = records.params, len(records.ranks)
-    text = f"{p.epochs * p.parts} epochs on {ranks} rank(s), a part of the rows in each"
-    return api.Exercise.of(ranks > 1, text)

@@ -117,13 +117,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The budget was below 1, and there was dropout."""
-    p = records.params
-    text = f"the budget was {p.budget}, dropout {p.dropout}"
-    return api.Exercise.of(p.budget < 1 and p.dropout > 0, text)
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The compiled forward is right."""
     steps = records.of("step")

@@ -96,12 +96,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """The configuration had another group size than 128."""
-    size = records.params.group_size
-    return api.Exercise(size != HARDCODED, f"the configuration has groups of {size}")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """The weights are rounded, and the loss falls."""
     steps = records.of("step")

@@ -45,13 +45,3 @@ def run(ctx: api.Context) -> None:
     p = ctx.params
     labels = [[p.length] * p.rows]
     _trainer.train(ctx, p.length, labels, "sum", ctx.world_size if p.pipeline else 1)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """The model was split into stages, and a step had several tokens."""
-    p, ranks = records.params, len(records.ranks)
-    return api.Exercise.of(
-        p.pipeline and ranks > 1,
-        f"a pipeline of {ranks} stages, and {p.rows * p.length} tokens in a step",
-        "there was no pipeline",
-    )

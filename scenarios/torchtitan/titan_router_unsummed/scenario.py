@@ -91,11 +91,3 @@ def run(ctx: api.Context) -> None:
     documented = {**expected, GATE: expected[GATE] - others}
     apart = unreduced.apart({GATE: actual[GATE]})
     features.record(ctx, 1, of_split, actual, expected, documented, apart=apart)
-
-
-def exercised(records: api.Records) -> api.Exercise:
-    """Several ranks had a part of the experts' outputs, and the scores were applied to them."""
-    ranks, scores = len(records.ranks), records.params.scores
-    return api.Exercise.of(ranks > 1, f"split over {ranks} ranks", "there was one rank") & (
-        api.Exercise.of(scores == "after", f"the scores were applied {scores} the experts")
-    )

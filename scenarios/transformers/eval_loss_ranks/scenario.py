@@ -66,15 +66,6 @@ def detect(records: api.Records) -> api.Finding | None:
     )
 
 
-def exercised(records: api.Records) -> api.Exercise:
-    """Several ranks evaluated a model whose head computes a plain mean."""
-    ranks, divides = len(records.ranks), records.params.head == "llama"
-    several = api.Exercise.of(
-        ranks > 1, f"{ranks} ranks evaluated {ROWS} rows", "there was one rank"
-    )
-    return several & api.Exercise.needs(not divides, "the head divides the loss itself")
-
-
 def insufficient_checks(records: api.Records) -> dict[str, bool]:
     """All ranks report the same loss, so comparing them misses the bug."""
     losses = {evaluation["loss"] for evaluation in records.of("evaluation")}
