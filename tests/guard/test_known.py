@@ -52,7 +52,6 @@ def bug(**changes: Any) -> dict[str, Any]:
         "seen": {f"{MODULE}.Loss": {"gathers": True}},
         "code": "the loss gathers",
         "certain": True,
-        "packages": {MODULE: "package-with-bugs"},
         "affected": {MODULE: ["1.1.0", "1.2.0"]},
         "remedy": "use package-with-bugs 1.3.0 or later",
         "signature": ["gradients"],
@@ -60,11 +59,12 @@ def bug(**changes: Any) -> dict[str, Any]:
     return {**usual, **changes}
 
 
+PACKAGES = {MODULE: "package-with-bugs"}
 SETTINGS = {"ranks": 2, "precision": "bf16", "trainer": False}
 
 
 def answer(entry: dict[str, Any], **settings: Any) -> str:
-    versions = facts.releases(entry["packages"])
+    versions = facts.releases(PACKAGES)
     bugs = facts.known_bugs([entry], versions, {**SETTINGS, **settings})
     return ("certain" if bugs[0]["certain"] else "possible") if bugs else "excluded"
 
@@ -138,7 +138,7 @@ def test_attributes_of_an_object(attributes: dict[str, Any], expected: str) -> N
 
 def test_code_of_a_module_may_run_the_step() -> None:
     entry = bug(settings={}, seen={MODULE: {}})
-    versions = facts.releases(entry["packages"])
+    versions = facts.releases(PACKAGES)
     assert facts.known_bugs([entry], versions, SETTINGS, {MODULE})[0]["certain"]
     assert facts.known_bugs([entry], versions, SETTINGS, {"the_script"}) == []
 
@@ -185,7 +185,7 @@ def test_settings_of_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bug_of_a_resumed_run_is_certain_after_a_load_alone() -> None:
     entry = bug(settings={"resumed": True}, seen={}, code="")
     assert answer(entry) == "possible"  # a load may still come
-    versions = facts.releases(entry["packages"])
+    versions = facts.releases(PACKAGES)
     (entry,) = facts.known_bugs([entry], versions, {**SETTINGS, "resumed": True})
     assert entry["because"] == "package_with_bugs is 1.2.0 and a checkpoint was loaded"
 
@@ -301,16 +301,16 @@ def test_alarm_names_bugs_with_its_kind_and_factor(sign: str, expected: list[str
 
 @pytest.mark.launch
 def test_first_step_names_the_bugs_that_it_sets_off(under_guard: Trainer, tmp_path: Path) -> None:
-    torch_bug = {"affected": {"torch": [torch.__version__.split("+")[0]]}, "packages": {}}
+    torch_bug = {"affected": {"torch": [torch.__version__.split("+")[0]]}}
     sgd = {"torch.optim.optimizer.Optimizer": {"_zero_grad_profile_name": "no"}}
-    content = [
+    bugs = [
         bug(name="set_off", settings={"ranks": {"above": 1}}, seen={}, code="", **torch_bug),
         bug(name="more_ranks", settings={"ranks": {"above": 2}}, seen={}, **torch_bug),
         bug(name="unseen", settings={"zero_stage": 2}, seen={}, **torch_bug),
         bug(name="other_object", settings={}, seen=sgd, **torch_bug),
     ]
     file = tmp_path / "known.json"
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps({"packages": {"torch": "torch"}, "bugs": bugs}))
 
     run = under_guard("ddp", steps=2, known=str(file))
 

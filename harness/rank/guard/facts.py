@@ -21,38 +21,17 @@ from .callers import variables_of_callers
 from .live_objects import objects
 from .posts import Post
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "lightning",
-    "pytorch_lightning",
-    "peft",
-    "trl",
-    "datasets",
-    "ignite",
-    "torchdata",
-    "torchmetrics",
-    "sentence_transformers",
-    "webdataset",
-    "litdata",
-    "keras",
-)
-"""Modules with ``__version__`` that a training may import."""
-
 STEPS = "gradient_accumulation_steps"
 
 SENTENCES = {"resumed": "a checkpoint was loaded", "trainer": "the Trainer runs the loop"}
 """What a setting that is a flag means."""
 
 
-def releases(others: Mapping[str, str] = {}) -> dict[str, str]:
+def releases(packages: Mapping[str, str]) -> dict[str, str]:
     """The release of each package that this process has imported, without a local part.
-    ``others`` are modules with the names of their packages."""
-    packages = {**{name: name for name in PACKAGES}, **others}
-    versions = {name: _release(name, package) for name, package in packages.items()}
-    return {name: text.split("+")[0] for name, text in versions.items() if text}
+    ``packages`` are modules with the names of their packages."""
+    versions = {module: _release(module, package) for module, package in packages.items()}
+    return {module: text.split("+")[0] for module, text in versions.items() if text}
 
 
 def _release(module: str, package: str) -> str:
@@ -206,22 +185,27 @@ def _asked(engine: Any, name: str) -> Any:
         return None
 
 
+def read(file: str) -> dict[str, Any]:
+    """The packages of the catalogue, and its bugs, as the command has written them."""
+    with open(file, encoding="utf-8") as opened:
+        content: dict[str, Any] = json.load(opened)
+    return content
+
+
 def facts_of(
     post: Post, backwards: int, scaler: Any, bugs_file: str, *, is_resumed: bool = False
 ) -> dict[str, Any]:
     """The releases and settings of this run, and the bugs of ``bugs_file`` that they may set off.
     To be called by the thread that trains, within the step."""
-    bugs = []
-    if bugs_file:
-        with open(bugs_file, encoding="utf-8") as file:
-            bugs = json.load(file)
-    packages = {module: name for bug in bugs for module, name in bug["packages"].items()}
-    versions = releases(packages)
+    catalogue = read(bugs_file) if bugs_file else {"packages": {"torch": "torch"}, "bugs": []}
+    versions = releases(catalogue["packages"])
     settings = settings_of(post, backwards, scaler, is_resumed=is_resumed)
     return {
         "releases": versions,
         "settings": settings,
-        "known_bugs": known_bugs(bugs, versions, settings, {module for module, _ in callers()}),
+        "known_bugs": known_bugs(
+            catalogue["bugs"], versions, settings, {module for module, _ in callers()}
+        ),
     }
 
 
@@ -263,8 +247,7 @@ def impossible_bugs(file: str, optimizer: str) -> list[str]:
     post: Any = SimpleNamespace(described=(), kind=optimizer)
     settings = settings_of(post, 1, None)
     settings = {name: value for name, value in settings.items() if name not in UNSHOWN}
-    with open(file, encoding="utf-8") as opened:
-        bugs = [{**bug, "affected": {}} for bug in json.load(opened)]
+    bugs = [{**bug, "affected": {}} for bug in read(file)["bugs"]]
     modules = {module for module, _ in callers()}
     possible = {bug["name"] for bug in known_bugs(bugs, {}, settings, modules)}
     return sorted({bug["name"] for bug in bugs} - possible)

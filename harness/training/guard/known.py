@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness.bugs import catalog, remedies, result_file
 from harness.bugs.api.settings import CODE
 from harness.bugs.lookup import lookup
-from harness.bugs.packages import import_name
+from harness.bugs.packages import import_name, upstreams
 from harness.bugs.results import Status
 from harness.rank.guard.settings import VISIBLE
 from harness.system.files import write_whole
@@ -55,7 +55,16 @@ TIMES = "accumulation/weight gradients/longer"
 
 def write(path: Path) -> None:
     """Write the file: it has the affected releases of each bug."""
-    write_whole(path, json.dumps(list(bugs()), indent=1) + "\n")
+    content = {"packages": packages(), "bugs": list(bugs())}
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+def packages() -> dict[str, str]:
+    """Each package of the catalogue, and what publishes it again, by the module of its code."""
+    names = [
+        name for package, upstream in upstreams().items() for name in (package, *upstream.copies)
+    ]
+    return {import_name(name): name for name in names}
 
 
 def bugs() -> Iterator[dict[str, Any]]:
@@ -77,7 +86,6 @@ def bugs() -> Iterator[dict[str, Any]]:
             "seen": scenario.seen,
             "code": scenario.settings.get(CODE, ""),
             "certain": not unseen,
-            "packages": {import_name(package): package for package in scenario.deciding},
             "remedy": remedies.of(name),
             "signature": _signature(catalog.folder(name) / "probe.json"),
         }
