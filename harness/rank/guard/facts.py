@@ -197,7 +197,9 @@ def facts_of(
 ) -> dict[str, Any]:
     """The releases and settings of this run, and the bugs of ``bugs_file`` that they may set off.
     To be called by the thread that trains, within the step."""
-    catalogue = read(bugs_file) if bugs_file else {"packages": {"torch": "torch"}, "bugs": []}
+    catalogue: dict[str, Any] = (
+        read(bugs_file) if bugs_file else {"packages": {"torch": "torch"}, "bugs": []}
+    )
     versions = releases(catalogue["packages"])
     settings = settings_of(post, backwards, scaler, is_resumed=is_resumed)
     return {
