@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.system.conditions import holds
-
+from ...system.conditions import holds
 from ..events import is_engine
 from . import live_objects
 from .callers import variables_of_callers

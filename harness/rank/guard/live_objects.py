@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.system.conditions import holds
+from ...system.conditions import holds
 
 MISSING = object()
 """The value of what is not there."""

@@ -25,8 +25,13 @@ from harness.training.guard import known
 HARNESS = ROOT / "harness"
 CODE = "distributed_bugs_guard"
 """The package in the injected folder. Its parts have the places of ours: they import each other."""
-PARTS = ("rank/events/*.py", "rank/guard/**/*.py", "detectors/arithmetic.py")
-PACKAGES = ("", "rank/", "detectors/")
+PARTS = (
+    "rank/events/*.py",
+    "rank/guard/**/*.py",
+    "detectors/arithmetic.py",
+    "system/conditions.py",
+)
+PACKAGES = ("", "rank/", "detectors/", "system/")
 """Packages whose ``__init__.py`` is empty there, as ours imports more than these parts."""
 SETTINGS, LOCK = "settings.json", "lock"
 PYTHON, TRAINING, ALARM = "python", "training", "alarm"
