@@ -250,11 +250,13 @@ def _group(model: Any) -> Any:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    from harness.rank.training.deepspeed import is_pipeline
+
     if isinstance(model, DistributedDataParallel):
         return model.process_group
     state = sys.modules.get("megatron.core.parallel_state")
     if state is not None and state.model_parallel_is_initialized():
         return state.get_data_parallel_group()
-    if hasattr(getattr(model, "module", None), "tied_comms"):  # DeepSpeed's pipeline
+    if is_pipeline(model):
         return model.data_parallel_group
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.rank.guard.posts import Described, Post, Update
+from harness.rank.guard.posts import Post, Update
 from harness.rank.guard.samples import bit_sum
+from harness.rank.training.layouts import Described
 
 NAMES, SIZES = ("weight", "bias"), (16, 4)
 RATE = 0.1

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.guard.parameters import Modules
 from harness.rank.guard.posts import Post
 from harness.rank.guard.training import Training
+from harness.rank.training.parameters import Modules
 
 Moves = Callable[[nn.Module], None]
 

@@ -12,9 +12,10 @@ from torch import nn
 from harness.rank.guard.checks.clipping import clipping
 from harness.rank.guard.checks.views import Memory, View
 from harness.rank.guard.clips import ClipOrder
-from harness.rank.guard.parameters import Modules
-from harness.rank.guard.posts import Described, Post
+from harness.rank.guard.posts import Post
 from harness.rank.guard.training import Training
+from harness.rank.training.layouts import Described
+from harness.rank.training.parameters import Modules
 
 OWN = 3.0, 4.0
 """The norms of the gradients of both ranks: 5 together."""

@@ -12,8 +12,8 @@ from torch import nn
 
 from harness.rank import events
 from harness.rank.guard import training
-from harness.rank.guard.parameters import Modules
 from harness.rank.guard.training import Training
+from harness.rank.training.parameters import Modules
 
 
 def armed() -> tuple[Training, nn.Module, torch.optim.Optimizer]:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.rank.guard.parameters import Modules
+from harness.rank.training.parameters import Modules
 from tests.guard.conftest import Trainer
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.guard.parameters import Modules
 from harness.rank.guard.rotation import MOST, chosen, turns
 from harness.rank.guard.training import Training
+from harness.rank.training.parameters import Modules
 from tests.guard.conftest import Trainer
 from tests.guard.word_models import FAULT_STEP
 

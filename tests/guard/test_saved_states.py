@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.parameters import Modules, watched
 from harness.rank.guard.posts import LAST, Post
 from harness.rank.guard.saved_states import NAME, SavedStates
 from harness.rank.guard.training_states import (
@@ -27,6 +26,7 @@ from harness.rank.guard.training_states import (
     States,
     TrainingState,
 )
+from harness.rank.training.parameters import Modules, watched
 
 Tensors = dict[tuple[str, str], Tensor]
 

@@ -23,10 +23,11 @@ from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.mailbox import _name
 from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import Described, Post, Update
+from harness.rank.guard.posts import Post, Update
 from harness.rank.guard.samples import Positions
 from harness.rank.guard.stores import Store
 from harness.rank.guard.update_samples import UPDATED
+from harness.rank.training.layouts import Described
 
 RATE = 3e-4
 GROUP = {

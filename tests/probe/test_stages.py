@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.probe.parameters import NamedParameters, number_of, rehearses
+from harness.rank.probe.parameters import NamedParameters
+from harness.rank.training.stages import rehearses, stage_number
 
 
 class Part(nn.Module):
@@ -135,5 +136,5 @@ def test_a_call_for_the_shapes_alone_is_no_micro_batch() -> None:
     assert stage._shape_inference(rehearses)
     assert not stage.forward(rehearses)
     assert not rehearses(stage.submod)
-    assert stage.forward(number_of) == 1
-    assert number_of(stage.submod) is None
+    assert stage.forward(stage_number) == 1
+    assert stage_number(stage.submod) is None

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from .parameters import Modules
+from ..training.parameters import Modules
 
 
 class Backwards:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parameters import Watched
+from ..training.parameters import Watched
 from .posts import LocalAlarm
 from .samples import norms, on_device
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .parameters import Modules, Watched
+from ..training.layouts import local
+from ..training.parameters import Modules, Watched
 from .posts import Post
-from .samples import Positions, bit_sum, joined, local, version
+from .samples import Positions, bit_sum, joined, version
 from .weight_sums import WeightSums, stacked
 
 LOOKED_AT = 16

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..training.layouts import local
+from ..training.parameters import Watched
 from .leftovers import Leftovers
-from .parameters import Watched
 from .posts import Post
-from .samples import SIZE, Positions, appended, joined, largest, local, partial_ranks, version
+from .samples import SIZE, Positions, appended, joined, largest, partial_ranks, version
 
 NO_GRADIENT = (0, 0)
 """What stands for a gradient that is not there."""

@@ -48,6 +48,8 @@ from ..events import (
     Written,
     ZeroGrad,
 )
+from ..training.parameters import Modules
+from ..training.torch_layouts import inner_optimizer
 from .account import MOST_OPTIMIZERS, Account
 from .callers import place_of_caller
 from .checks.views import Alarm
@@ -58,14 +60,12 @@ from .fence import Fence, quietly
 from .losses import Losses
 from .merges import Merge
 from .optimizers import has_constructed_any, instead_of_gradients
-from .parameters import Modules
 from .posts import Post
 from .process import captures, is_worker, makes_state, rank, world
 from .rows import Rows
 from .saves import Checkpoints
 from .schedules import Schedules
 from .settings import Settings, report_in
-from .torch_shards import inner_optimizer
 from .trainer_epochs import missing_epochs
 from .training import UNNUMBERED, Training, training_of
 

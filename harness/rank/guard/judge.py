@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .checks import CHECKS, together
-from .checks.accumulation import LOSS_NEAR, loss_count
+from .checks import JUDGES, together
+from .checks.accumulation import LOSS_NEAR, accumulation, loss_count
+from .checks.checkpoints import checkpoints
+from .checks.gradients import gradients
+from .checks.replicas import replicas
 from .checks.views import Alarm, Memory, View
 from .packing import ParameterTable
 from .posts import LAST, Post
@@ -33,7 +36,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     """The faults of a step, each once: the same fault on several ranks is one."""
     views = [_remembered(post, memory) for post in posts]
     if posts[0].check == LAST:
-        return [*CHECKS["checkpoints"](views, memory), *_at_end(views, memory)]
+        return [*checkpoints(views, memory), *_at_end(views, memory)]
     if posts[0].facts:
         memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
     was_dropped = [post for post in posts if post.dropped]
@@ -51,10 +54,10 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
         for post in posts
         for local in post.alarms
     ]
-    for name, check in CHECKS.items():
-        if name in ("gradients", "accumulation") and was_dropped and memory.dropped < PATIENCE:
-            continue
-        alarms += check(views, memory)
+    for judge_of_step in JUDGES:
+        of_gradients = judge_of_step in (gradients, accumulation)
+        if not (of_gradients and was_dropped and memory.dropped < PATIENCE):
+            alarms += judge_of_step(views, memory)
     return _merged(_without_local_steps(alarms, views, memory))
 
 
@@ -66,7 +69,7 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         return
     if not memory.averages and not memory.unreduced:
         count = memory.compared.get("replicas", 0)
-        for alarm in CHECKS["replicas"](views, memory):
+        for alarm in replicas(views, memory):
             # What writes an average, or other weights, on one rank changes all of them.
             yield from [alarm] if 2 * len(alarm.parameters) <= memory.compared["replicas"] else []
         memory.compared["replicas"] = max(count, memory.compared["replicas"])

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parameters import Watched
-from .samples import Positions, local, partial_ranks, version
+from ..training.layouts import local
+from ..training.parameters import Watched
+from .samples import Positions, partial_ranks, version
 
 
 class Leftovers:

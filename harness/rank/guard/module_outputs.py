@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parameters import Modules, plain
+from ..training.layouts import local
+from ..training.names import plain
+from ..training.parameters import Modules
 from .process import captures
-from .samples import bit_sum, largest, local
+from .samples import bit_sum, largest
 
 MOST_CALLS = 4000
 """Calls that are noted: a recurrent model has many."""

@@ -14,8 +14,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from ..training.layouts import Described
 from .budget import Cost
-from .posts import Described, EpochSample, LocalAlarm, Pass, Places, Post, Update
+from .posts import EpochSample, LocalAlarm, Pass, Places, Post, Update
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 

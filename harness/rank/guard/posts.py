@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..training.layouts import Described
 from .budget import Cost
 
 LAST = 0
@@ -16,46 +17,6 @@ LAST = 0
 
 SAMPLED = 1024
 """About so many rows of a dataset are followed in an epoch."""
-
-
-@dataclass
-class Described:
-    """A parameter, as other ranks and the judge know it."""
-
-    name: str
-    numel: int
-    """Values of the whole parameter."""
-    size: int
-    """Values that this rank has of the weight."""
-    begin: int
-    end: int
-    """The range of the flat parameter that this rank updates."""
-    ranks: list[int]
-    """The ranks whose gradients are averaged; empty if no wrapper says so."""
-    copy: str
-    """Ranks with the same text have copies of the same values."""
-    optimized: bool
-    """Whether the optimizer has it."""
-    trained: bool
-    """Whether it requires a gradient."""
-    dtype: str
-    left_out: str = ""
-    """Why its gradients are not compared; empty if they are."""
-    same_rows: bool = False
-    """Whether some of ``ranks`` read the same rows on purpose, as those of tensor parallelism."""
-    part: str = ""
-    """Which part of a weight it is that tensor parallelism splits, or of which stage of a pipeline;
-    empty if it is a whole one. Gradients are averaged among ranks with the same part."""
-    stages: int = 1
-    """Stages of a pipeline that share the weight, among ``ranks``: each computes a part of its
-    gradient, and uses the sum."""
-    master: str = ""
-    """The type of the copy that the optimizer steps; empty if it steps the weight itself."""
-
-    @property
-    def stepped(self) -> str:
-        """The type in which the optimizer steps."""
-        return self.master or self.dtype
 
 
 @dataclass

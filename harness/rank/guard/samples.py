@@ -79,12 +79,6 @@ def _place(tensor: Tensor, position: int) -> int:
     return place
 
 
-def local(tensor: Any) -> Any:
-    """What this rank has of a tensor: the shard of a DTensor."""
-    inner = getattr(tensor, "_local_tensor", None)
-    return tensor if inner is None else inner
-
-
 def version(tensor: Any) -> int:
     """How often a tensor was written in place; 0 if torch does not count that."""
     try:

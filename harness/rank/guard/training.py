@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..training.parameters import Modules, Watched, count_foreign, is_complete, watched
 from .backwards import Backwards
 from .budget import FIRST_CHECKS, Cost
 from .clips import ClipOrder, Clips
@@ -27,7 +28,6 @@ from .gradient_samples import GradientSamples
 from .leftovers import Leftovers
 from .module_outputs import ModuleOutputs, RootInputs
 from .optimizers import has_own_hooks, kind_of
-from .parameters import Modules, Watched, count_foreign, is_complete, watched
 from .posts import LAST, LocalAlarm, Pass, Post
 from .process import world
 from .resumes import Resume

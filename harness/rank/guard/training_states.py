@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parameters import Watched
+from ..training.layouts import local
+from ..training.parameters import Watched
 from .posts import Pass
 from .resumes import rates, steps_of
-from .samples import INTEGERS, local
+from .samples import INTEGERS
 
 SAVED, RESUMED = "saved", "resumed"
 """What is trained when a checkpoint is saved, and when the training goes on after a load."""
@@ -348,7 +349,7 @@ def _has_bits(value: Any) -> bool:
     """Whether it is a tensor of torch whose values this rank has, all of them or a part."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
-    is_usual = type(value) in (Tensor, torch.nn.Parameter) or hasattr(value, "_local_tensor")
+    is_usual = type(value) in (Tensor, torch.nn.Parameter) or local(value) is not value
     return is_usual and value.device.type != "meta" and not value.is_quantized
 
 

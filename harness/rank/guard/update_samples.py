@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..training.parameters import Watched
 from .optimizers import MOMENTS, is_on_device, kind_of, plain_settings, step_count
-from .parameters import Watched
 from .posts import Update
 from .rotation import turns
 from .samples import Positions, appended, is_split_alike, largest

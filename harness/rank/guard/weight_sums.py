@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parameters import Watched
+from ..training.parameters import Watched
 from .samples import bit_sum, version
 
 MIX = 6364136223846793005

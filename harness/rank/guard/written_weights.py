@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .parameters import Watched
+from ..training.parameters import Watched
 from .samples import bit_sum
 from .training_states import MOST_LEAVES, Part, TrainingState, leaves
 

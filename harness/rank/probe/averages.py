@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
-from harness.rank.probe.parameters import NamedParameters, full, local, norm
+from harness.rank.probe.parameters import NamedParameters, full, norm
 from harness.rank.probe.saves import Weights, is_tensor, mappings, matching
+from harness.rank.training.layouts import local
 
 NEAR = 0.5
 """How far a copy is from the weights at most, as a part of their norm: gradients and moments have
@@ -52,8 +53,10 @@ class Averages:
 
     def _trained(self) -> Weights:
         trained = {name: p for name, p in self._names.items() if p.requires_grad}
+        from harness.rank.training.deepspeed import is_partitioned
+
         # ZeRO 3 has placeholders of weights, and copies of its own.
-        return {} if any(hasattr(p, "ds_id") for p in trained.values()) else trained
+        return {} if any(map(is_partitioned, trained.values())) else trained
 
 
 def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:

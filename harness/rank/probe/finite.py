@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from harness.detectors.rows import leaves
-from harness.rank.probe.parameters import local, plain
+from harness.rank.training.layouts import local
+from harness.rank.training.names import plain
 
 
 class Finite:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from harness.rank import events
-from harness.rank.probe.parameters import NamedParameters, local
+from harness.rank.probe.parameters import NamedParameters
+from harness.rank.training.layouts import local
 
 FROZEN = "frozen weights change in the loop"
 """How the note begins: by these words a recorded note is recognised."""

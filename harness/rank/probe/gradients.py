@@ -9,8 +9,9 @@ from harness.bugs.api.numbers import near
 from harness.rank import events
 from harness.rank.probe.draws import generators
 from harness.rank.probe.micro_batches import MicroBatches
-from harness.rank.probe.parameters import full, local, norm
+from harness.rank.probe.parameters import full, norm
 from harness.rank.probe.record import Record
+from harness.rank.training.layouts import local
 
 MUCH = 0.9
 """If clipping by value leaves more of the norm, it is not asked whether a scaler still multiplied

@@ -17,17 +17,12 @@ from harness.rank.cuda_on_cpu.mode import without_mode
 from harness.rank.probe import compiled, losses
 from harness.rank.probe.draws import Draws
 from harness.rank.probe.noise import Noise
-from harness.rank.probe.parameters import (
-    WRAPPERS,
-    NamedParameters,
-    full,
-    number_of,
-    rehearses,
-    reshard,
-)
+from harness.rank.probe.parameters import NamedParameters, full, reshard
 from harness.rank.probe.record import Record, Step
 from harness.rank.probe.samples import Returned, bound, is_transformed, rows, rows_dimension
 from harness.rank.probe.settings import drops
+from harness.rank.training.names import WRAPPERS
+from harness.rank.training.stages import rehearses, stage_number
 
 PARTS_UP_TO = 2_000_000
 """Up to this number of parameters, each micro-batch's own gradient is kept."""
@@ -214,7 +209,7 @@ class MicroBatches:
             self.names.forget()
             self._record.forget()
             self.__dict__.pop("_is_small", None)
-        self.root, self.stage = module, number_of(module)
+        self.root, self.stage = module, stage_number(module)
         self.engine = events.engine_of(module)
         batch = bound(module, arguments, keywords)
         self.rows_dimension = rows_dimension(*batch, self._row_count, self._returned)

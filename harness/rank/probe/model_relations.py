@@ -14,6 +14,7 @@ from harness.rank.models.answer import NoAnswer
 from harness.rank.models.asking import ask_alone, guarded
 from harness.rank.models.subject import Subject
 from harness.rank.probe.buffers import buffers
+from harness.rank.training.names import WRAPPERS
 
 IDS, MASK, BUFFERS = "input_ids", "attention_mask", "buffers"
 
@@ -34,8 +35,8 @@ def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict
 
 
 def _unwrapped(module: Any) -> Any:
-    while hasattr(module, "module") or hasattr(module, "_orig_mod"):
-        module = getattr(module, "module", None) or module._orig_mod
+    while inner := next((name for name in WRAPPERS if hasattr(module, name)), ""):
+        module = getattr(module, inner)
     return module
 
 

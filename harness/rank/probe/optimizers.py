@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.rank import events
-from harness.rank.probe.parameters import local
+from harness.rank.training.layouts import local
 
 SEVERAL = 3
 """After so many steps of others, an optimizer has stepped, too, unless it is forgotten."""

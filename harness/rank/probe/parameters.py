@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
 from harness.rank.probe.shards import assembled, divided
-
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What wrappers add to the names of parameters."""
+from harness.rank.training.layouts import local
+from harness.rank.training.names import plain
+from harness.rank.training.stages import stage_number
 
 COPY = " in "
 """Precedes the dtype in the name of a copy of a weight."""
-
-UNFLATTENED = ("FP16_Optimizer", "FP16_UnfusedOptimizer")
-"""DeepSpeed's optimizers at stage 0 in bf16 and fp16, which flatten gradients only in the step."""
 
 
 def full(tensor: Any) -> Any:
@@ -32,11 +28,6 @@ def full(tensor: Any) -> Any:
 def norm(norms: Iterable[float]) -> float:
     """The norm of several tensors, of their norms."""
     return float(sum(each**2 for each in norms) ** 0.5)
-
-
-def local(tensor: Any) -> Any:
-    """This rank's part of a tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def perturb(parameter: Any, size: float) -> None:
@@ -70,11 +61,6 @@ def reshard(module: Any) -> None:
     for part in module.modules():
         if hasattr(part, "unshard") and hasattr(part, "reshard"):
             part.reshard()
-
-
-def plain(name: str) -> str:
-    """The name of a parameter without the parts that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def fill_memory() -> Callable[[], None]:
@@ -187,30 +173,10 @@ class Engine:
                 yield plain(name), parameter
 
     def gradients(self) -> dict[str, Any]:
-        by_name = {name: self._gradient(p) for name, p in self._named_parameters()}
-        return {name: full(gradient) for name, gradient in by_name.items() if gradient is not None}
+        from harness.rank.training.deepspeed import whole_gradient
 
-    def _gradient(self, parameter: Any) -> Any:
-        from deepspeed.utils import safe_get_full_grad
-
-        if (gradient := self._accumulated().get(id(parameter))) is not None:
-            return gradient.view(parameter.shape)
-        if type(self.owner.optimizer).__name__ in UNFLATTENED and parameter.grad is not None:
-            return parameter.grad
-        if hasattr(parameter, "_hp_mapping"):
-            return parameter.get_full_hp_grad()
-        return safe_get_full_grad(parameter)
-
-    def _accumulated(self) -> dict[int, Any]:
-        """The complete fp32 gradients of BF16_Optimizer, by the parameter's id. DeepSpeed has no
-        reliable accessor: on several ranks it raises, or returns another rank's gradients."""
-        optimizer = self.owner.optimizer
-        groups = zip(
-            getattr(optimizer, "bf16_groups", ()),
-            getattr(optimizer, "fp32_groups_gradients", ()),
-            strict=False,
-        )
-        return {id(p): g for ps, gs in groups for p, g in zip(ps, gs, strict=False)}
+        pairs = ((n, whole_gradient(self.owner.optimizer, p)) for n, p in self._named_parameters())
+        return {name: full(gradient) for name, gradient in pairs if gradient is not None}
 
     def norm_of(self, norms: Mapping[int, float]) -> float:
         return norm(norms.values())
@@ -218,25 +184,23 @@ class Engine:
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        masters, by_name = self._masters(), {}
+        from harness.rank.training.deepspeed import whole_masters
+
+        masters, by_name = whole_masters(self.owner.optimizer), {}
         for name, p in self._named_parameters():
             master = safe_get_full_fp32_param(p)
             by_name[name] = full(masters.get(id(p), p) if master is None else master)
         return by_name
-
-    def _masters(self) -> dict[int, Any]:
-        """The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id."""
-        from harness.detectors.state import master_copies
-
-        return {id(p): master for p, master in master_copies(self.owner.optimizer)}
 
     def copies(self) -> dict[str, Any]:
         """The model's weights in bf16 or fp16, of which the optimizer has fp32 copies."""
         return {copy: full(p) for copy, p in self._copies()}
 
     def _copies(self) -> Iterator[tuple[str, Any]]:
+        from harness.rank.training.deepspeed import is_partitioned
+
         for name, parameter in self._named_parameters():
-            if parameter.element_size() < 4 and not hasattr(parameter, "ds_id"):  # not ZeRO 3's
+            if parameter.element_size() < 4 and not is_partitioned(parameter):
                 yield f"{name}{COPY}{str(parameter.dtype).removeprefix('torch.')}", parameter
 
     def fresh(self) -> bool:
@@ -259,10 +223,6 @@ class Engine:
 
         masters = {name: torch.finfo(torch.float32).eps for name, _ in self._named_parameters()}
         return masters | {copy: torch.finfo(p.dtype).eps for copy, p in self._copies()}
-
-
-REHEARSALS = ("_forward_metadata_inference", "_shape_inference")
-"""Functions in which torch's stages call their module only to learn shapes."""
 
 
 class NamedParameters:
@@ -338,37 +298,13 @@ class NamedParameters:
         names = set(self.names.values())
         if not any(name in names for name, p in named_in_whole(module) if id(p) not in self.names):
             return ""
-        number = number_of(module)
+        number = stage_number(module)
         return f"{len(self._modules) if number is None else number}."
 
 
 def _lies_whole(tensor: Any) -> bool:
     """Whether this rank has all values of a tensor, in contiguous memory."""
     return not hasattr(tensor, "full_tensor") and tensor.is_contiguous()
-
-
-def rehearses(module: Any) -> bool:
-    """Whether torch's pipeline calls a stage only to learn shapes."""
-    return any(frame.f_code.co_name in REHEARSALS for frame in _frames_of_stage(module))
-
-
-def number_of(module: Any) -> int | None:
-    """The number of the pipeline stage that calls this module, from 0; None without one."""
-    for frame in _frames_of_stage(module):
-        return int(frame.f_locals["self"].stage_index)
-    return None
-
-
-def _frames_of_stage(module: Any) -> Iterator[Any]:
-    """The frames of torch's pipeline stage that calls this module now, if any."""
-    if "torch.distributed.pipelining" not in sys.modules:
-        return
-    frame = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if getattr(caller, "submod", None) is module and hasattr(caller, "stage_index"):
-            yield frame
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 def named_in_whole(module: Any) -> Iterator[tuple[str, Any]]:

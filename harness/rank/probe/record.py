@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from harness.rank.probe.finite import Finite
-from harness.rank.probe.parameters import local
+from harness.rank.training.layouts import local
 
 Step = dict[str, Any]
 

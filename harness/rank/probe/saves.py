@@ -19,7 +19,9 @@ from typing import Any, TypedDict
 
 from harness.rank import events
 from harness.rank.probe.exchange import FILES
-from harness.rank.probe.parameters import NamedParameters, local, plain
+from harness.rank.probe.parameters import NamedParameters
+from harness.rank.training.layouts import local
+from harness.rank.training.names import plain
 
 SAVED, EVALUATED = "a checkpoint has the first weights", "an evaluation uses the first weights"
 """How the notes begin: by these words a recorded note is recognised."""

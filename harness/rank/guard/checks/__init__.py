@@ -18,19 +18,22 @@ from .samples import samples
 from .updates import unheld, updates
 from .views import Alarm, Memory, View
 
-CHECKS: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
-    "replicas": replicas,
-    "gradients": gradients,
-    "clipping": clipping,
-    "updates": updates,
-    "unheld": unheld,
-    "groups": groups,
-    "masters": masters,
-    "precision": precision,
-    "finite": finite,
-    "accumulation": accumulation,
-    "samples": samples,
-    "common rows": common_rows,
-    "checkpoints": checkpoints,
-}
-"""Each check, by the name under which an option chooses it."""
+Judge = Callable[[Sequence[View], Memory], Iterator[Alarm]]
+
+JUDGES: tuple[Judge, ...] = (
+    replicas,
+    gradients,
+    clipping,
+    updates,
+    unheld,
+    groups,
+    masters,
+    precision,
+    finite,
+    accumulation,
+    samples,
+    common_rows,
+    checkpoints,
+)
+"""What judges a step, in this order. Each yields alarms of one of the checks that an option chooses
+(``settings.CHECKS``), such as clipping those of ``gradients``."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import step_by_formula
-from ..posts import Described
+from ...training.layouts import Described
 from . import together
 from .views import Alarm, Memory, View, named
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..posts import Described, Pass, Post
+from ...training.layouts import Described
+from ..posts import Pass, Post
 from ..samples import Positions
 
 

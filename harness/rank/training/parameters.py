@@ -12,19 +12,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from .deepspeed_shards import DeepSpeed
-from .deepspeed_stages import Engines
-from .layouts import Layout, Share
-from .megatron_shards import Megatron
-from .posts import Described
-from .samples import local
-from .torch_shards import DTensors, Fsdp1, Fsdp2, Pipeline, averages, split_rows
+from .deepspeed import DeepSpeed, Engines
+from .layouts import Described, Layout, Share, local
+from .megatron import Megatron
+from .names import plain
+from .stages import Pipeline
+from .torch_layouts import DTensors, Fsdp1, Fsdp2, averages, split_rows
 
 LAYOUTS: tuple[type[Layout], ...] = (Pipeline, Fsdp2, DTensors, Engines, DeepSpeed, Megatron, Fsdp1)
 """The first one that splits a parameter describes it."""
-
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch.compile, FSDP1 and checkpointing put into the names of parameters."""
 
 REDUCES = ("require_backward_grad_sync", "_sync_gradients")
 """The attributes of DDP and FSDP1 that ``no_sync`` sets to False."""
@@ -200,13 +196,6 @@ def _models_with_average(root: Any) -> list[Any]:
         for child, trains in twins
         if form and trains and not all(trains for _, trains in twins)
     ]
-
-
-def plain(name: str) -> str:
-    """The name of a parameter without what wrappers put into it."""
-    for part in WRAPPERS:
-        name = name.replace(part, "")
-    return name[len("module.") :] if name.startswith("module.") else name
 
 
 def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> list[Watched]:

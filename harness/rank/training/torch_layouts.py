@@ -6,9 +6,7 @@ split comes first.
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -16,31 +14,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from .layouts import Layout, Share
-from .posts import Described
-from .samples import local
+from .layouts import Described, Layout, Share, instances, local
 
-PIPELINE = "torch.distributed.pipelining.stage"
 FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
-
-
-class Pipeline(Layout):
-    """Stages of ``torch.distributed.pipelining``: ranks have other parameters under one name."""
-
-    def __init__(self, modules: Any) -> None:
-        super().__init__(modules)
-        self.stages: dict[int, str] = {}
-        for stage in _instances(PIPELINE, "_PipelineStageBase"):
-            name = f"stage {stage.stage_index}"
-            for parameter in stage.submod.parameters():
-                self.stages[id(parameter)] = name
-                inner = modules.names.get(id(parameter))
-                if inner is not None and not inner.startswith("stage "):
-                    modules.names[id(parameter)] = f"{name}: {inner}"
-
-    def share(self, parameter: Any, described: Described) -> Share | None:
-        described.part = self.stages.get(id(parameter), "")
-        return None
 
 
 class Fsdp2(Layout):
@@ -49,7 +25,7 @@ class Fsdp2(Layout):
     def __init__(self, modules: Any) -> None:
         super().__init__(modules)
         self.shards: dict[int, Any] = {}
-        for shard in _instances(FSDP2, "FSDPParam"):
+        for shard in instances(FSDP2, "FSDPParam"):
             self.shards[id(shard.sharded_param)] = shard
             self._name(shard)
 
@@ -108,7 +84,7 @@ CONTEXT = {"cp", "context", "sp", "seq", "sequence", "ulysses", "ring"}
 
 def split_rows() -> bool:
     """Whether ranks read the same rows, of which each computes some words."""
-    meshes = _instances("torch.distributed.device_mesh", "DeviceMesh")
+    meshes = instances("torch.distributed.device_mesh", "DeviceMesh")
     names = {name for mesh in meshes for name in getattr(mesh, "mesh_dim_names", None) or ()}
     return any(word in CONTEXT for name in names for word in str(name).lower().split("_"))
 
@@ -133,19 +109,8 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 def averages() -> str:
     """Why copies of a weight may differ on purpose; empty if they may not."""
-    names = [type(one).__name__ for one in _instances(AVERAGERS, "ModelAverager")]
+    names = [type(one).__name__ for one in instances(AVERAGERS, "ModelAverager")]
     return f"{names[0]} averages the weights" if names else ""
-
-
-def _instances(module: str, name: str) -> list[Any]:
-    """The objects of a class of a module, if that is imported."""
-    base = getattr(sys.modules.get(module), name, None)
-    if base is None:
-        return []
-    kinds = [base]
-    for subclass in kinds:
-        kinds += subclass.__subclasses__()
-    return [one for one in gc.get_objects() if type(one) in kinds]
 
 
 class DTensors(Layout):

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .layouts import Layout, Master, Share
-from .posts import Described
+from .layouts import Described, Layout, Master, Share, values_of
 
 COPIES = (
     ("model_float16_groups", "shard_fp32_from_float16_groups"),
@@ -140,14 +139,14 @@ class Megatron(Layout):
         flat = parameter.detach().reshape(-1)
         _, copy, start = self.shards.get(id(parameter), (optimizer, flat[:0], 0))
         described.begin, described.end = start, start + copy.numel()
-        rounded = partial(_range, parameter, start, copy.numel())
+        rounded = partial(values_of, parameter, start, copy.numel())
         share = Share(
             hooked=parameter,
             is_copy=bool(described.left_out),
             master=Master(optimizer, copy, 0, copy.numel(), rounded),
         )
         if not self.gathered[id(parameter)]:  # the next forward gathers it
-            share.weight = partial(_range, parameter, 0, 0)
+            share.weight = partial(values_of, parameter, 0, 0)
         return share
 
 
@@ -169,7 +168,3 @@ def _shared_embedding(module: Any) -> Iterator[Any]:
         weight = getattr(module, "shared_embedding_or_output_weight", lambda: None)()
         if weight is not None:
             yield weight
-
-
-def _range(tensor: Any, start: int, count: int) -> Any:
-    return tensor.detach().reshape(-1)[start : start + count]

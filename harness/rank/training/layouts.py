@@ -2,17 +2,79 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from .posts import Described
 
 Change = Callable[[Any], Any]
 
 
 def same(tensor: Any) -> Any:
     return tensor
+
+
+def local(tensor: Any) -> Any:
+    """What this rank has of a tensor: the shard of a DTensor."""
+    inner = getattr(tensor, "_local_tensor", None)
+    return tensor if inner is None else inner
+
+
+def instances(module: str, name: str) -> list[Any]:
+    """The objects of a class of a module, if that is imported."""
+    base = getattr(sys.modules.get(module), name, None)
+    if base is None:
+        return []
+    kinds = [base]
+    for subclass in kinds:
+        kinds += subclass.__subclasses__()
+    return [one for one in gc.get_objects() if type(one) in kinds]
+
+
+def values_of(tensor: Any, start: int, count: int) -> Any:
+    """A range of the values of a tensor that is whole."""
+    return tensor.detach().reshape(-1)[start : start + count]
+
+
+@dataclass
+class Described:
+    """A parameter, as other ranks and the judge know it."""
+
+    name: str
+    numel: int
+    """Values of the whole parameter."""
+    size: int
+    """Values that this rank has of the weight."""
+    begin: int
+    end: int
+    """The range of the flat parameter that this rank updates."""
+    ranks: list[int]
+    """The ranks whose gradients are averaged; empty if no wrapper says so."""
+    copy: str
+    """Ranks with the same text have copies of the same values."""
+    optimized: bool
+    """Whether the optimizer has it."""
+    trained: bool
+    """Whether it requires a gradient."""
+    dtype: str
+    left_out: str = ""
+    """Why its gradients are not compared; empty if they are."""
+    same_rows: bool = False
+    """Whether some of ``ranks`` read the same rows on purpose, as those of tensor parallelism."""
+    part: str = ""
+    """Which part of a weight it is that tensor parallelism splits, or of which stage of a pipeline;
+    empty if it is a whole one. Gradients are averaged among ranks with the same part."""
+    stages: int = 1
+    """Stages of a pipeline that share the weight, among ``ranks``: each computes a part of its
+    gradient, and uses the sum."""
+    master: str = ""
+    """The type of the copy that the optimizer steps; empty if it steps the weight itself."""
+
+    @property
+    def stepped(self) -> str:
+        """The type in which the optimizer steps."""
+        return self.master or self.dtype
 
 
 @dataclass
