@@ -27,7 +27,7 @@ from pathlib import Path
 
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
-from harness.rank.guard.report_files import ALARMS, SUMMARY
+from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import CHECKS, VARIABLE, Settings, signal_named, signals
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.files import refuse_unless_creatable, write_whole, writing

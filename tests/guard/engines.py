@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.optim import optimizer as optimizers
 
 from harness.rank import guard
-from harness.rank.guard import budget
+from harness.rank.guard.posting import budget
 from harness.rank.guard.settings import Settings
 from harness.rank.probe import script_shims
 from harness.system.ports import number, reserve_port

@@ -15,7 +15,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import account, gradient_samples, guard, mailbox, training
+from harness.rank.guard import guard, training
+from harness.rank.guard.posting import mailbox
+from harness.rank.guard.reporting import account
+from harness.rank.guard.sampling import gradient_samples
 
 STEP = 7
 """The step before which something happens that happens once."""

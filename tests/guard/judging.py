@@ -10,8 +10,8 @@ import torch
 from harness.rank.guard.checks import together
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.packing import packed, unpacked
+from harness.rank.guard.posting.posts import Post
 from tests.guard.made_posts import Change, made_posts, sums
 
 ONE_BY_ONE: dict[str, Any] = {

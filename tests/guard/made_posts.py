@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.rank.guard.posts import Post, Update
-from harness.rank.guard.samples import bit_sum
+from harness.rank.guard.posting.posts import Post, Update
+from harness.rank.guard.sampling.samples import bit_sum
 from harness.rank.training.layouts import Described
 
 NAMES, SIZES = ("weight", "bias"), (16, 4)

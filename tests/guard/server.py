@@ -24,7 +24,7 @@ import torch.utils.checkpoint
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from harness.rank import guard
-from harness.rank.guard import budget
+from harness.rank.guard.posting import budget
 from harness.rank.guard.settings import Settings
 from harness.rank.probe import script_shims
 from tests.guard import harms, right, trainings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.rank.guard.budget import FIRST_CHECKS, Cost, steps_until_next
+from harness.rank.guard.posting.budget import FIRST_CHECKS, Cost, steps_until_next
 
 
 def test_checks_of_a_long_training_cost_the_budget() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.training import Training
 from harness.rank.training.parameters import Modules
 

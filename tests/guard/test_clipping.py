@@ -11,8 +11,8 @@ from torch import nn
 
 from harness.rank.guard.checks.clipping import clipping
 from harness.rank.guard.checks.views import Memory, View
-from harness.rank.guard.clips import ClipOrder
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.sampling.clips import ClipOrder
 from harness.rank.guard.training import Training
 from harness.rank.training.layouts import Described
 from harness.rank.training.parameters import Modules

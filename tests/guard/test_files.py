@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import LAST
+from harness.rank.guard.posting.packing import packed, unpacked
+from harness.rank.guard.posting.posts import LAST
+from harness.rank.guard.states.written_weights import VALUES, written_weights
 from harness.rank.guard.training import Training
-from harness.rank.guard.written_weights import VALUES, written_weights
 from harness.rank.training.parameters import Modules, watched
 
 Weights = dict[str, Tensor]

@@ -10,8 +10,8 @@ import pytest
 
 from harness.cli.guard import Findings
 from harness.rank.guard.checks.views import Alarm
-from harness.rank.guard.report import Report
-from harness.rank.guard.report_files import ALARMS, SUMMARY
+from harness.rank.guard.reporting.report import Report
+from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import VARIABLE, Settings
 
 ALARM = Alarm("replicas", "differ", "not equal", [1], 1.0)

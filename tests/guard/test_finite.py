@@ -12,10 +12,10 @@ from torch import nn
 from harness.rank.guard.checks.finite import has_lost_loss
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.module_outputs import ModuleOutputs
-from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import Post
-from harness.rank.guard.samples import largest
+from harness.rank.guard.posting.packing import packed, unpacked
+from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.sampling.module_outputs import ModuleOutputs
+from harness.rank.guard.sampling.samples import largest
 from harness.rank.training.parameters import Modules
 from tests.guard.conftest import Trainer
 from tests.guard.made_posts import SIZES, Change, made_posts

@@ -9,7 +9,7 @@ import pytest
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.posts import Post
 from tests.guard.made_posts import made_posts
 
 

@@ -9,8 +9,8 @@ import torch
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.packing import packed, unpacked
+from harness.rank.guard.posting.posts import Post
 from tests.guard.judging import judged, moves_weight, on_all, the_alarm, uses
 from tests.guard.made_posts import SIZES, Change, made_posts, sums
 

@@ -7,7 +7,7 @@ import torch
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import PATIENCE, judge
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.posts import Post
 from tests.guard.judging import judged, on_all, the_alarm, uses
 from tests.guard.made_posts import SIZES, made_posts, with_losses
 

@@ -7,7 +7,7 @@ import torch
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.posts import Post
 from tests.guard.judging import judged, on_all
 from tests.guard.made_posts import made_posts, with_losses
 

@@ -14,8 +14,8 @@ import torch
 from harness.rank.guard import facts
 from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.live_objects import MISSING, attribute
-from harness.rank.guard.posts import Post
-from harness.rank.guard.report import Report
+from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known
 from tests.guard.conftest import Trainer

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from harness.rank.events import Collective, instrument
 from harness.rank.guard.checks.views import Memory
-from harness.rank.guard.collectives import Collectives
 from harness.rank.guard.judge import LOCAL_STEPS, judge
-from harness.rank.guard.posts import Post
+from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.sampling.collectives import Collectives
 from tests.guard.conftest import Trainer
 from tests.guard.made_posts import SIZES, made_posts, sums
 

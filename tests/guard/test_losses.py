@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.rank.guard.losses import Losses
+from harness.rank.guard.sampling.losses import Losses
 
 TARGETS = torch.tensor([1, 0, 2, -100])
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from harness.rank.guard.meetings import Host, joined
-from harness.rank.guard.stores import Store, connected
+from harness.rank.guard.posting.stores import Host, Store, connected, joined
 from tests.guard.test_mailbox import Pair
 
 

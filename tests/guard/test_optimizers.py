@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.rank.guard.optimizers import FUSED, MUON, instead_of_gradients, kind_of, step_count
+from harness.rank.guard.sampling.optimizers import (
+    FUSED,
+    MUON,
+    instead_of_gradients,
+    kind_of,
+    step_count,
+)
 
 
 class FusedAdam(torch.optim.Optimizer):

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import LocalAlarm, Post
+from harness.rank.guard.posting.packing import packed, unpacked
+from harness.rank.guard.posting.posts import LocalAlarm, Post
 from tests.guard.made_posts import made_posts, with_losses
 
 

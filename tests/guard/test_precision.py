@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.rank.guard.checks.precision import precision
 from harness.rank.guard.checks.views import Alarm, Memory, View
-from harness.rank.guard.posts import Post, Update
+from harness.rank.guard.posting.posts import Post, Update
 from harness.rank.training.layouts import Described
 from tests.guard.conftest import Trainer
 

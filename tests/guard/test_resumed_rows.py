@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, View
-from harness.rank.guard.posts import Pass, Post
-from harness.rank.guard.rows import Rows
+from harness.rank.guard.data.rows import Rows
+from harness.rank.guard.posting.posts import Pass, Post
 from tests.guard.test_rows import Numbers, OneOrder, read
 
 SIZE, BATCH = 24, 4

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, SequentialLR
 
-from harness.rank.guard.resumes import Resume
+from harness.rank.guard.states.resumes import Resume
 
 
 class Run:

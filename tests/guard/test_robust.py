@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard.budget import FIRST_CHECKS
+from harness.rank.guard.posting.budget import FIRST_CHECKS
 from tests.guard import harms
 from tests.guard.conftest import Run, Trainer
 

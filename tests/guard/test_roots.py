@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.rank.guard.roots import at_arrival, chain_of, factor_of_terms
+from harness.rank.guard.sampling.roots import at_arrival, chain_of, factor_of_terms
 
 Make = Callable[[Tensor], Tensor]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.guard.rotation import MOST, chosen, turns
+from harness.rank.guard.sampling.samples import MOST, chosen, turns
 from harness.rank.guard.training import Training
 from harness.rank.training.parameters import Modules
 from tests.guard.conftest import Trainer

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from harness.rank.guard.epochs import FIRST_BATCHES
-from harness.rank.guard.posts import LocalAlarm
-from harness.rank.guard.rows import Rows, digests
+from harness.rank.guard.data.epochs import FIRST_BATCHES
+from harness.rank.guard.data.rows import Rows, digests
+from harness.rank.guard.posting.posts import LocalAlarm
 
 
 class Numbers(Dataset[Any]):

@@ -20,8 +20,8 @@ from torch.utils.data import (
 
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, View
-from harness.rank.guard.posts import Post
-from harness.rank.guard.rows import Rows
+from harness.rank.guard.data.rows import Rows
+from harness.rank.guard.posting.posts import Post
 from tests.guard.test_rows import Numbers, kinds, read
 
 BATCH, RANKS = 2, 2

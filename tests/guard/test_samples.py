@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.rank.guard.samples import SIZE, Positions, appended, bit_sum
+from harness.rank.guard.sampling.samples import SIZE, Positions, appended, bit_sum
 
 KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.packing import packed, unpacked
-from harness.rank.guard.posts import LAST, Post
-from harness.rank.guard.saved_states import NAME, SavedStates
-from harness.rank.guard.training_states import (
+from harness.rank.guard.posting.packing import packed, unpacked
+from harness.rank.guard.posting.posts import LAST, Post
+from harness.rank.guard.states.saved_states import NAME, SavedStates
+from harness.rank.guard.states.training_states import (
     FILLED,
     PARTED,
     RESUMED,

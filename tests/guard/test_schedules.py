@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from harness.rank.guard.schedules import PATIENCE, Schedules
+from harness.rank.guard.states.schedules import PATIENCE, Schedules
 
 
 def optimizer(rate: float = 0.1) -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.rank.guard.skips import LEAST, Skips, known_scale, most_skips
+from harness.rank.guard.sampling.skips import LEAST, Skips, known_scale, most_skips
 from tests.guard.conftest import Trainer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from harness.rank.guard.stores import Store, connected
+from harness.rank.guard.posting.stores import Store, connected
 
 
 class Old:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard import trackers
-from harness.rank.guard.trackers import News, Trackers
+from harness.rank.guard.reporting import trackers
+from harness.rank.guard.reporting.trackers import News, Trackers
 from harness.system.files import ROOT
 from tests.overlays import lent_packages
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.rank.guard.trainer_epochs import missing_epochs
+from harness.rank.guard.data.epochs import missing_epochs
 
 
 @pytest.mark.parametrize(

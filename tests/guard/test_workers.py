@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from harness.rank import events
+from harness.rank.guard.data.rows import Rows
+from harness.rank.guard.data.workers import SLOT, WorkerNumbers, has_drawn, state_of
 from harness.rank.guard.process import is_worker
-from harness.rank.guard.rows import Rows
-from harness.rank.guard.workers import SLOT, WorkerNumbers, has_drawn, state_of
 
 
 class Noise(Dataset[Any]):
@@ -331,7 +331,7 @@ def test_a_worker_that_is_not_forked_opens_no_file_that_another_user_may_have_ma
     info = SimpleNamespace(id=1, num_workers=2, seed=6)
     monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: info)
     process = SimpleNamespace(pid=os.getpid())
-    monkeypatch.setattr("harness.rank.guard.workers.parent_process", lambda: process)
+    monkeypatch.setattr("harness.rank.guard.data.workers.parent_process", lambda: process)
     decoy = Path(f"/dev/shm/guard-workers-{os.getpid()}-5")
     decoy.write_bytes(bytes(2 * SLOT))
 

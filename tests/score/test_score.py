@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from harness.__main__ import main
 from harness.cli import score as command
 from harness.rank import attachment
-from harness.rank.guard.budget import FIRST_CHECKS
+from harness.rank.guard.posting.budget import FIRST_CHECKS
 from harness.run.score.scoring import Scoring, judge, writes_traces
 from harness.system.errors import UserError
 from tests.group import in_group

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .live_objects import objects
-from .optimizers import is_constructed
+from .sampling.optimizers import is_constructed
 
 OPTIMIZER = "torch.optim.optimizer.Optimizer"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"

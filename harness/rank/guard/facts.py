@@ -18,7 +18,7 @@ from ..events import is_engine
 from . import live_objects
 from .callers import variables_of_callers
 from .live_objects import objects
-from .posts import Post
+from .posting.posts import Post
 
 STEPS = "gradient_accumulation_steps"
 

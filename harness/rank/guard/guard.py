@@ -50,23 +50,23 @@ from ..events import (
 )
 from ..training.parameters import Modules
 from ..training.torch_layouts import inner_optimizer
-from .account import MOST_OPTIMIZERS, Account
 from .callers import place_of_caller
 from .checks.views import Alarm
-from .collectives import Collectives
+from .data.epochs import missing_epochs
+from .data.rows import Rows
 from .earlier import Earlier
 from .facts import facts_of, masks_asked_for, planned_micro_batches
 from .fence import Fence, quietly
-from .losses import Losses
-from .merges import Merge
-from .optimizers import has_constructed_any, instead_of_gradients
-from .posts import Post
+from .posting.posts import Post
 from .process import captures, is_worker, makes_state, rank, world
-from .rows import Rows
-from .saves import Checkpoints
-from .schedules import Schedules
+from .reporting.account import MOST_OPTIMIZERS, Account
+from .sampling.collectives import Collectives
+from .sampling.losses import Losses
+from .sampling.optimizers import has_constructed_any, instead_of_gradients
 from .settings import Settings, report_in
-from .trainer_epochs import missing_epochs
+from .states.merges import Merge
+from .states.saves import Checkpoints
+from .states.schedules import Schedules
 from .training import UNNUMBERED, Training, training_of
 
 FIRST = 1000

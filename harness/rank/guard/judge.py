@@ -12,8 +12,8 @@ from .checks.checkpoints import checkpoints
 from .checks.gradients import gradients
 from .checks.replicas import replicas
 from .checks.views import Alarm, Memory, View
-from .packing import ParameterTable
-from .posts import LAST, Post
+from .posting.packing import ParameterTable
+from .posting.posts import LAST, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A

@@ -19,25 +19,21 @@ import torch
 from torch import Tensor
 
 from ..training.parameters import Modules, Watched, count_foreign, is_complete, watched
-from .backwards import Backwards
-from .budget import FIRST_CHECKS, Cost
-from .clips import ClipOrder, Clips
-from .costs import CheckCosts
-from .final_sums import FinalSums
-from .gradient_samples import GradientSamples
-from .leftovers import Leftovers
-from .module_outputs import ModuleOutputs, RootInputs
-from .optimizers import has_own_hooks, kind_of
-from .posts import LAST, LocalAlarm, Pass, Post
+from .posting.budget import FIRST_CHECKS, CheckCosts, Cost
+from .posting.posts import LAST, LocalAlarm, Pass, Post
 from .process import world
-from .resumes import Resume
-from .rotation import chosen
-from .samples import Positions, joined, largest
-from .skips import Skips
-from .training_states import MODEL, States
-from .update_samples import UpdateSamples
-from .weight_sums import WeightSums
-from .written_weights import written_weights
+from .sampling.backwards import BackwardCounts, Backwards
+from .sampling.clips import ClipOrder, Clips
+from .sampling.gradient_samples import GradientSamples, Leftovers
+from .sampling.module_outputs import ModuleOutputs, RootInputs
+from .sampling.optimizers import has_own_hooks, kind_of
+from .sampling.samples import Positions, chosen, joined, largest
+from .sampling.skips import Skips
+from .sampling.update_samples import UpdateSamples
+from .sampling.weight_sums import FinalSums, WeightSums
+from .states.resumes import Resume
+from .states.training_states import MODEL, States
+from .states.written_weights import written_weights
 
 MOST_WAITS = 16
 """Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
@@ -526,38 +522,3 @@ class Training:
 def training_of(optimizer: Any, trainings: Iterable[Training]) -> Training | None:
     """The training of an optimizer, if it is watched."""
     return next((one for one in trainings if one.optimizer() is optimizer), None)
-
-
-class BackwardCounts:
-    """How many backwards the steps of a training have, its first and its last one, and how many
-    batches are read for them."""
-
-    def __init__(self, backwards: int) -> None:
-        """``backwards`` ran in this process before, for other trainings."""
-        self.first = self.last = 0
-        self.batches = 0
-        """The batches that were read for the last step."""
-        self.is_whole = False
-        """Whether the last step had as many backwards as the first, and several."""
-        self._total = backwards
-
-    def are_of_a_step(self, backwards: int) -> bool:
-        """Whether there were enough for a step, now that ``backwards`` ran in all."""
-        return 0 < self.first <= backwards - self._total
-
-    def none_since_step(self, backwards: int) -> bool:
-        """Whether none ran since the last step, now that ``backwards`` ran in all."""
-        return backwards == self._total
-
-    def skip(self, backwards: int) -> None:
-        """Note that those before belong to no step."""
-        self._total = backwards
-
-    def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
-        """Count a step, before which ``backwards`` backwards ran in all, and for which so many
-        batches were read. ``has_skipped`` says that a step before it was skipped."""
-        self.last, self.batches = backwards - self._total, batches
-        self._total = backwards
-        if not self.first and not has_skipped:
-            self.first = self.last
-        self.is_whole = self.last == self.first > 1

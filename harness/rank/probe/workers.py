@@ -19,7 +19,7 @@ class Workers:
     """Whether workers read the same rows, or draw the same random numbers."""
 
     def __init__(self) -> None:
-        from harness.rank.guard.rows import Rows
+        from harness.rank.guard.data.rows import Rows
 
         self._rows = Rows(ROUNDS)
 
@@ -48,7 +48,7 @@ class Workers:
 
     def _share(self, event: events.NewIterator) -> None:
         """Nothing runs in workers that are not forked."""
-        from harness.rank.guard.workers import forks
+        from harness.rank.guard.data.workers import forks
 
         if forks(event.loader):
             self._rows.numbers.begin(event.owner, event.loader)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sentences import number_of
+from ..reporting.sentences import number_of
 from . import together
 from .views import Alarm, Memory, View
 

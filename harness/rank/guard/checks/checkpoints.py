@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..posts import Pass, Post
-from ..training_states import (
+from ..posting.posts import Pass, Post
+from ..states.training_states import (
     COPY,
     FILED,
     FILLED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..posts import Post
+from ..posting.posts import Post
 from . import together
 from .samples import splitting_groups
 from .views import Alarm, Memory, View

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..training_states import COPY, SAVED, WEIGHT
-from ..written_weights import FILE, FIRST, LIVE, VALUES
+from ..states.training_states import COPY, SAVED, WEIGHT
+from ..states.written_weights import FILE, FIRST, LIVE, VALUES
 from .views import Alarm, Memory, named
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..module_outputs import MODEL
-from ..posts import Post
+from ..posting.posts import Post
+from ..sampling.module_outputs import MODEL
 from .views import Alarm, Memory, View, named
 
 

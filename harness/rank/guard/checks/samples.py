@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from ..posts import EpochSample, Pass, sampled_rows
+from ..posting.posts import EpochSample, Pass, sampled_rows
 from . import together
 from .views import Alarm, Memory, View
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import step_by_formula
-from ..packing import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
-from ..samples import Positions
+from ..posting.packing import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
+from ..sampling.samples import Positions
 from .views import View
 
 ROWS = 64

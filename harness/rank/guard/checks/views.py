@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ...training.layouts import Described
-from ..posts import Pass, Post
-from ..samples import Positions
+from ..posting.posts import Pass, Post
+from ..sampling.samples import Positions
 
 
 @dataclass

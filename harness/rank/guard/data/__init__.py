@@ -1,0 +1,1 @@
+"""Which rows a rank reads: loaders, samplers, workers and epochs."""

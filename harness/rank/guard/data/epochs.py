@@ -1,0 +1,104 @@
+"""An epoch of a loader, as this rank reads it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from ..live_objects import attribute
+from ..posting.posts import LocalAlarm
+from .samplers import EpochSampler
+from .splits import EpochRows
+
+FIRST_BATCHES = 4
+"""The batches by which the order of two epochs is compared."""
+AHEAD = 16
+"""Batches that a loop may have read and not trained on."""
+
+
+class Epoch:
+    """A pass of an iterator over its rows."""
+
+    def __init__(self, number: int, length: int | None, samplers: list[EpochSampler]) -> None:
+        self.number, self.length, self.samplers = number, length, samplers
+        self.batches = self.rows = self.largest = self.backwards = 0
+        self.first: list[int] = []
+        self.last_row = -1
+        self.is_sorted = True
+        """Whether its first rows are those of the dataset, in its order."""
+        self.has_begun = False
+        """Whether its first batches trained."""
+        self.steppers: set[int] = set()
+        """The numbers of the optimizers that have stepped in it."""
+        self.part: EpochRows | None = None
+        """The rows, if ranks split the dataset."""
+        self.training = 0
+        """Which of the epochs that train it is; 0 if it does not."""
+        self.goes_on = False
+        """Whether it may be the rest of an epoch that began before a save."""
+        self.stuck = ""
+        """The sampler that was not told of it."""
+        self.seen: set[int] = set()
+        self.sampled: list[int] = []
+        """Those of its rows of which rank 0 learns."""
+        self._ends: deque[tuple[int, int, int]] = deque(maxlen=AHEAD)
+        """Of the last batches the number, and the counts of all rows and of sampled ones."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its batches were read: an iterator may go on with another epoch."""
+        return self.length is not None and self.batches >= self.length
+
+    def add(self, rows: list[int], batch: int, sampled: set[int]) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.rows += len(rows)
+        self.largest = max(self.largest, len(rows))
+        self.sampled += sampled & set(rows)
+        if self.part is not None and not self.is_over:
+            self.part.add(rows)
+        self._ends.append((self.batches, self.rows, len(self.sampled)))
+        if len(self.first) < FIRST_BATCHES:
+            self.first.append(batch)
+            self.is_sorted = self.is_sorted and sorted([self.last_row, *rows])[1:] == rows
+            self.last_row = rows[-1]
+
+    def trained_rows(self) -> tuple[int, list[int]] | None:
+        """How many rows have trained, and the sampled ones; None if the epoch is not in its middle.
+        A loop may read batches ahead."""
+        trained = min(self.batches, self.backwards)
+        if self.length is None or not 0 < trained < self.length:
+            return None
+        ends = {batch: (rows, sampled) for batch, rows, sampled in self._ends}
+        rows, sampled = ends.get(trained, (0, 0))
+        return (rows, self.sampled[:sampled]) if rows else None
+
+    def not_told(self, before: Epoch) -> str:
+        """The name of a sampler that nobody has told of this epoch after the one before."""
+        told = {sampler.told for sampler in before.samplers}
+        return next((one.name for one in self.samplers if one.told in told), "")
+
+
+LEAST_MISSING = 0.05
+"""The part of the epochs that is missing: less may be the rest of an epoch, which is dropped."""
+
+
+def missing_epochs(settings: Any, state: Any) -> Iterator[LocalAlarm]:
+    """An alarm if a Trainer with these settings that has made all steps that it planned trained
+    fewer epochs than it was asked for. A callback may stop it before, and a number of steps may be
+    asked for instead."""
+    values = [attribute(settings, name) for name in ("num_train_epochs", "max_steps")]
+    values += [attribute(state, name) for name in ("epoch", "global_step", "max_steps")]
+    if not all(type(one) in (int, float) for one in values):
+        return
+    asked, most_steps, epoch, step, planned = values
+    steps_of_epoch = step / epoch if epoch else 0.0
+    missing = asked - epoch
+    is_planned = most_steps <= 0 and step == planned > 0
+    if is_planned and missing > LEAST_MISSING * asked and missing * steps_of_epoch > 1:
+        text = (
+            f"the Trainer was asked for {asked:.4g} epochs, and ends by itself after {epoch:.4g}: "
+            f"it planned {planned:.0f} steps, which are fewer"
+        )
+        yield LocalAlarm("samples", "short", text, missing)

@@ -1,0 +1,394 @@
+"""The thread that posts what a rank saw, and, on rank 0, reads all posts and judges them.
+
+Ranks tell each other through the store of the rendezvous, not by a collective: a rank that takes
+another way, or ends, cannot make the others wait. The thread that trains copies its samples once,
+to pinned memory, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..checks.finite import has_lost_loss
+from ..reporting.report import say, short
+from ..reporting.sentences import few
+from ..training import Training
+from .budget import FIRST_CHECKS, steps_until_next
+from .packing import form_of, packed, unpacked
+from .posts import LAST, Post
+from .stores import Host, connected, joined
+
+LATEST = 120.0
+"""Seconds after which rank 0 gives up a check that not all ranks have posted."""
+SOONEST, RAREST = 0.02, 1.0
+"""How often the thread looks for posts while a check is open, in seconds: less and less often."""
+FEW = 64
+"""Ranks that look so often. More of them look less often: all ask one server."""
+AGAIN = " again"
+"""What rank 0 adds to the next step if all ranks shall describe their parameters again."""
+END = 4.0
+"""Seconds that the end of the process waits for open checks."""
+MOST_NOTES = 20
+
+
+@dataclass
+class Check:
+    """A check whose posts rank 0 collects."""
+
+    training: Training
+    posts: dict[int, Post]
+    since: float = field(default_factory=time.perf_counter)
+
+
+class Mailbox:
+    """The posts of this process. ``judge`` is called with all posts of a check, on rank 0."""
+
+    def __init__(self, judge: Callable[[list[Post]], None], budget: float, every: int) -> None:
+        self.rank, self.world = int(os.environ.get("RANK") or 0), 1
+        self.notes: list[str] = []
+        self.seconds = 0.0
+        """CPU time of the thread."""
+        self.failed = False
+        self._left_out = 0
+        """What ``left_out`` counts, before the last checks."""
+        self._gaps: dict[int, tuple[Training, int, int]] = {}
+        """By optimizer: the last checked step, and the next that was chosen."""
+        self._judge, self._budget, self._every = judge, budget, every
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._open: dict[tuple[int, int], Check] = {}
+        self._unanswered: dict[tuple[int, int], Training] = {}
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._ending = threading.Event()
+        """Set when this process ends."""
+        self._sent_count = self._posted_count = 0
+        """Each is changed by one thread alone: that which trains, and this one."""
+        self._pause = SOONEST
+        self._sent: list[tuple[int, int, int]] = []
+        """Of each post that the store may still have: the optimizer, the check, and its parts."""
+        self._texts: dict[str, bytes] = {}
+        """What many ranks say alike of their parameters, by its digest."""
+        self._lost: set[int] = set()
+        """Optimizers of which a post was lost, perhaps with a description."""
+        self._descriptions: dict[tuple[int, int], Post] = {}
+        """By optimizer and rank, posts with descriptions, of checks that were not judged."""
+        self._hurried: set[int] = set()
+        """Optimizers with a loss that is not finite, for which the next check came soon."""
+        self._store: Any = None
+        """Has the posts of this start."""
+        self._kept_store: Any = None
+        self._host: Host | None = None
+        """Answers the ranks that ask for that store, on rank 0, until all have posted."""
+
+    def call(self, job: Callable[[], None]) -> None:
+        """Call something in the thread, after what was posted before."""
+        if self._thread is None:
+            self._begin()
+        self._jobs.put(job)
+
+    def send(self, training: Training, post: Post) -> None:
+        """Post what a training saw. The thread that trains does not wait for the device."""
+        if self._thread is None:
+            self._begin()  # it learns the rank
+        post.rank = self.rank
+        copies = {name: _on_host(tensor) for name, tensor in post.tensors.items()}
+        event = _event(post.tensors)
+        self._sent_count += 1
+        self._jobs.put(lambda: self._post(training, post, copies, event))
+
+    def stop(self, error: str) -> None:
+        """Post nothing more, and tell the other ranks, after a fault on this one."""
+        with contextlib.suppress(Exception):
+            self.call(lambda: self._fail(error))
+
+    def _begin(self) -> None:
+        if dist.is_available() and dist.is_initialized():
+            self.world, self.rank = dist.get_world_size(), dist.get_rank()
+        if self.world > 1:
+            # destroy_process_group() on rank 0 would end the server, if no agent has it
+            self._kept_store = dist.distributed_c10d._get_default_store()
+            self._jobs.put(self._connect)  # in the thread, as a server may not answer
+        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> None:
+        store = connected(self._kept_store, "distributed-bugs-guard")
+        if self.rank:
+            self._store = joined(store, self.rank, self._ending.wait)
+        else:
+            self._host = Host(store, self.world)
+            self._store = self._host.store
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._once()
+        except BaseException as error:
+            if not self._stopped and self.rank == 0:  # others lose their store if rank 0 ends
+                say(f"stopped, the training goes on: {short(error)}")
+            with contextlib.suppress(Exception):
+                self._fail(short(error))
+
+    def _fail(self, error: str) -> None:
+        """End the work of this thread; no rank checks anything from then on."""
+        self.failed = self._stopped = True
+        self._open.clear()
+        self._note(f"guard stopped on rank {self.rank}: {error}")
+        if self._store is not None:
+            self._store.set(f"stopped/{self.rank}", error)
+            self._store.set("stopped", str(self.rank))
+
+    def _has_stopped(self, rank: int) -> bool:
+        name = f"stopped/{rank}"
+        if not self._store.check([name]):
+            return False
+        self._note(f"guard stopped on rank {rank}: {self._store.get(name).decode()}")
+        return True
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < MOST_NOTES:
+            self.notes.append(text)
+
+    def _once(self) -> None:
+        waits = bool(self._open or self._unanswered)
+        soonest = SOONEST * max(1.0, self.world / FEW)
+        self._pause = max(soonest, min(RAREST, 1.2 * self._pause)) if waits else soonest
+        try:
+            job = self._jobs.get(timeout=self._pause if waits else None)
+            self._pause = soonest
+        except queue.Empty:
+            job = _nothing
+        started = time.thread_time()
+        job()
+        if not self._stopped and self._store is not None and self.rank:
+            self._listen()
+        elif not self._stopped:
+            self._collect()
+        self.seconds += time.thread_time() - started
+
+    def _post(self, training: Training, post: Post, copies: dict[str, Tensor], event: Any) -> None:
+        if event is not None:
+            event.synchronize()
+        post.tensors = copies
+        if has_lost_loss(post):
+            training.searches = True
+        post.cost = training.cost(self.seconds)
+        key = post.optimizer, post.check
+        if self.rank == 0:
+            post.form = form_of(post)
+            self._open[key] = Check(training, {0: post})
+        else:
+            self._send(post)
+            if post.check >= FIRST_CHECKS:
+                self._unanswered[key] = training
+        self._posted_count += 1
+
+    def _send(self, post: Post) -> None:
+        apart: dict[str, bytes] = {}
+        value = packed(post, apart)
+        for digest, text in apart.items():
+            if self._store.count(f"texts/{digest}") == 1:  # no rank has sent it
+                self._store.put(f"text/{digest}", text)
+        parts = self._store.put(_name(post.optimizer, post.check, self.rank), value)
+        self._sent.append((post.optimizer, post.check, parts))
+
+    def _text(self, digest: str) -> bytes:
+        name = f"text/{digest}"
+        if digest not in self._texts:
+            if not self._store.check([name]):
+                raise ValueError("no post: the rank that had to send its parameters did not")
+            self._texts[digest] = self._store.take([name])[0]
+        return self._texts[digest]
+
+    def _collect(self) -> None:
+        waiting: set[int] = set()
+        for key, check in list(self._open.items()):
+            if key[0] in waiting:
+                continue  # an earlier check of the optimizer has what later ones build on
+            names = {_name(*key, rank): rank for rank in range(1, self.world)}
+            is_late = time.perf_counter() - check.since > LATEST
+            if names and not self._store.check(list(names)):
+                if self._host is not None:
+                    self._host.answer()
+                if self._store.check(["stopped"]):
+                    rank = int(self._store.get("stopped"))
+                    self._has_stopped(rank)
+                    raise RankStopped(f"rank {rank} posts no more")
+                if not is_late:
+                    waiting.add(key[0])
+                    continue
+                present = self._store.present(list(names))
+                names = {name: rank for name, rank in names.items() if name in set(present)}
+            values = self._store.take(list(names)) if names else []
+            for rank, value in zip(names.values(), values):
+                check.posts[rank] = self._read(value, key, rank)
+            del self._open[key]
+            self._end(key, check)
+
+    def _read(self, value: bytes, key: tuple[int, int], rank: int) -> Post:
+        try:
+            return unpacked(value, self._text)
+        except ValueError:
+            self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
+            self._lost.add(key[0])
+            return Post(rank, *key, missed=True)
+
+    def _end(self, key: tuple[int, int], check: Check) -> None:
+        posts = [check.posts[rank] for rank in sorted(check.posts)]
+        absent = sorted(set(range(self.world)) - set(check.posts))
+        absent += [post.rank for post in posts if post.missed]
+        if len(posts) == self.world:
+            self._host = None  # all have come
+        if absent:
+            ranks = few(absent)
+            self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
+            self._descriptions.update({(key[0], p.rank): p for p in posts if p.described})
+        if len(posts) < self.world:
+            self._lost.add(key[0])
+        if key[1] >= FIRST_CHECKS:
+            self._choose(key, check.training, posts)
+        if not absent:
+            for post in posts:
+                self._describe(post)
+            self._judge(posts)
+
+    def _describe(self, post: Post) -> None:
+        """Add to a post the description in an earlier one that was not judged."""
+        earlier = self._descriptions.pop((post.optimizer, post.rank), None)
+        if earlier is not None and not post.described:
+            post.described = earlier.described
+            if "first_bits" in earlier.tensors:
+                post.tensors["first_bits"] = earlier.tensors["first_bits"]
+
+    def _choose(self, key: tuple[int, int], training: Training, posts: list[Post]) -> None:
+        """Choose the next step to be checked, and publish it."""
+        costs = [post.cost for post in posts if not post.missed]
+        budget = self._budget / max(post.optimizers for post in posts)  # they share it
+        every = self._every
+        if key[0] not in self._hurried and any(map(has_lost_loss, posts)):
+            every = 1  # that step names the module: it comes soon, once
+            self._hurried.add(key[0])
+        now = training.steps + 1
+        step = now + steps_until_next(costs, budget, every, now - posts[0].step)
+        if every and every == self._every:
+            self._left_out += self._left_out_of(key[0])
+            self._gaps[key[0]] = training, posts[0].step, step
+        if self.world > 1:
+            again = AGAIN if key[0] in self._lost else ""
+            self._store.set(_name(*key, "next"), f"{step}{again}")
+            self._lost.discard(key[0])
+        training.next_step = step
+
+    @property
+    def left_out(self) -> int:
+        """Checks of steps that ``every`` names and that ranks could not agree on in time."""
+        return self._left_out + sum(map(self._left_out_of, list(self._gaps)))
+
+    def _left_out_of(self, optimizer: int) -> int:
+        """Those since the last check of an optimizer; its training may end before the next."""
+        if optimizer not in self._gaps:
+            return 0
+        training, last, step = self._gaps[optimizer]
+        return max(0, min(step, training.steps + 1) - last - 1) // self._every
+
+    def _listen(self) -> None:
+        for key, training in list(self._unanswered.items()):
+            name = _name(*key, "next")
+            if not self._store.check([name]):
+                if self._has_stopped(0):
+                    self._unanswered.clear()
+                    return
+                continue
+            text = self._store.get(name).decode()
+            step = int(text.replace(AGAIN, ""))
+            if text.endswith(AGAIN):
+                training.describe_again()
+            del self._unanswered[key]
+            self._remove(*key)
+            if training.steps + 1 < step:
+                training.next_step = step
+                continue
+            # It came too late: the next check has no post of this rank.
+            training.check += 1
+            missed = Post(self.rank, key[0], training.check, training.steps, missed=True)
+            self._send(missed)
+            self._unanswered[key[0], training.check] = training
+
+    def _remove(self, optimizer: int, check: int) -> None:
+        """Delete the posts that rank 0 has read, or will not read any more."""
+        for post in [one for one in self._sent if one[0] == optimizer and one[1] <= check]:
+            self._sent.remove(post)
+            self._store.remove(_name(*post[:2], self.rank), post[2])
+
+    def silent_ranks(self) -> list[int]:
+        """The ranks that have posted nothing in a check that is open, as they take no step."""
+        posted = {rank for one in self._open.values() for rank in one.posts}
+        is_up = self._store is not None and not self.failed
+        for optimizer, check in list(self._open) if is_up else ():
+            names = {_name(optimizer, check, rank): rank for rank in range(1, self.world)}
+            posted |= {names[name] for name in self._store.present(list(names))}
+        return sorted(set(range(self.world)) - posted) if self._open else []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a thread: none can begin when the interpreter ends."""
+        return self._thread is not None
+
+    def close(self) -> list[list[Post]]:
+        """Wait for open checks, and end the thread: one that is in C++ when the interpreter ends
+        would abort the process. Returns the last posts that there are, if those of some ranks have
+        not come."""
+        end = time.perf_counter() + END
+        while self._thread is not None and not self.failed and time.perf_counter() < end:
+            is_busy = self._sent_count != self._posted_count
+            if not is_busy and not (self.rank == 0 and self._open):
+                break
+            self._jobs.put(_nothing)  # do not wait any longer to look for posts
+            time.sleep(SOONEST)
+        self._stopped = True
+        self._ending.set()
+        self._jobs.put(_nothing)
+        if self._thread is not None:
+            self._thread.join(5)
+        open_checks = [one for (_, number), one in self._open.items() if number == LAST]
+        return [[one.posts[rank] for rank in sorted(one.posts)] for one in open_checks]
+
+
+class RankStopped(Exception):
+    """Guard has stopped on another rank, without which no check can be judged."""
+
+
+def _nothing() -> None:
+    return None
+
+
+def _name(optimizer: int, check: int, who: Any) -> str:
+    return f"{optimizer}/{check}/{who}"
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+def _event(tensors: dict[str, Tensor]) -> Any:
+    """An event that occurs when the copies of tensors on a GPU are complete; None on the CPU."""
+    devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
+    if not devices:
+        return None
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(devices.pop()))
+    return event

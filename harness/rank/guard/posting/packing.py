@@ -1,0 +1,248 @@
+"""A post as bytes, and its parameters as columns."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+from functools import lru_cache
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from ...training.layouts import Described
+from .budget import Cost
+from .posts import EpochSample, LocalAlarm, Pass, Places, Post, Update
+
+TYPES = {"float32": torch.float32, "int64": torch.int64}
+
+OF_THE_RANK = (
+    "rank",
+    "step",
+    "missed",
+    "cost",
+    "rows",
+    "epochs",
+    "passes",
+    "orders",
+    "calls",
+    "opaque",
+    "buffers",
+    "alarms",
+    "facts",
+    "states",
+)
+"""The fields of a post that differ between ranks; many ranks have the same of the others."""
+
+
+class Columns:
+    """What many ranks say alike of their parameters, once for all of them."""
+
+    def __init__(self, text: bytes) -> None:
+        columns = json.loads(zlib.decompress(text))
+        self.text, self.digest = text, _digest(text)
+        self.lists: list[list[int]] = columns.pop("groups")
+        self.groups = [tuple(ranks) for ranks in self.lists]
+        self.group: list[int] = columns.pop("group")
+        """By parameter, which of the groups averages its gradients."""
+        self.fields: dict[str, list[Any]] = columns
+        self.names: list[str] = columns["name"]
+        self.numels: list[int] = columns["numel"]
+        self.dtypes: list[str] = [
+            master or dtype for master, dtype in zip(columns["master"], columns["dtype"])
+        ]
+        """In which the optimizer steps."""
+        self.most_ranks = max(map(len, self.groups), default=0)
+        self.is_split = any(columns["part"]) or any(
+            "tensor parallelism" in reason for reason in columns["left_out"]
+        )
+        """Whether tensor parallelism splits the model: then not each rank has a loss of its own."""
+        hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in self.names]
+        self.hashes = torch.tensor([int.from_bytes(h, "big", signed=True) for h in hashes])
+
+
+OF_RANK = ("size", "begin", "end", "optimized", "copy", "ranks")
+"""The fields of a parameter that are no columns."""
+
+SIZE, BEGIN, END, OPTIMIZED, MARK = range(5)
+"""The rows of a table's numbers."""
+
+
+class ParameterTable(Sequence[Described]):
+    """The parameters of a rank, as columns: no object for each parameter of a thousand ranks."""
+
+    def __init__(self, columns: Columns, numbers: Tensor, marks: list[str]) -> None:
+        self.columns, self.numbers, self.marks = columns, numbers, marks
+
+    @staticmethod
+    def of(described: Sequence[Described]) -> ParameterTable:
+        """The columns of some parameters."""
+        if isinstance(described, ParameterTable):
+            return described
+        groups: dict[tuple[int, ...], int] = {}
+        marks: dict[str, int] = {}
+        group, numbers = [], []
+        for parameter in described:
+            group.append(groups.setdefault(tuple(parameter.ranks), len(groups)))
+            is_named = parameter.copy.startswith(parameter.name)
+            mark = f"+{parameter.copy[len(parameter.name) :]}" if is_named else f"={parameter.copy}"
+            at = marks.setdefault(mark, len(marks))
+            numbers.append(
+                [parameter.size, parameter.begin, parameter.end, int(parameter.optimized), at]
+            )
+        names = [parameter.name for parameter in fields(Described) if parameter.name not in OF_RANK]
+        columns: dict[str, Any] = {
+            name: [getattr(parameter, name) for parameter in described] for name in names
+        }
+        columns.update(groups=list(groups), group=group)
+        text = zlib.compress(json.dumps(columns).encode())
+        rows = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 5).T.contiguous()
+        return ParameterTable(columns_of(text), rows, list(marks))
+
+    def __len__(self) -> int:
+        return len(self.columns.names)
+
+    @overload
+    def __getitem__(self, number: int) -> Described: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Described]: ...
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        columns = self.columns
+        size, begin, end, optimized, mark = self.numbers[:, number].tolist()
+        text = self.marks[mark]
+        return Described(
+            size=size,
+            begin=begin,
+            end=end,
+            optimized=bool(optimized),
+            ranks=columns.lists[columns.group[number]],
+            copy=text[1:] if text[0] == "=" else columns.names[number] + text[1:],
+            **{name: column[number] for name, column in columns.fields.items()},
+        )
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def columns_of(text: bytes) -> Columns:
+    """What a text says, with which ``ParameterTable.of`` begins."""
+    return Columns(text)
+
+
+def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
+    """A post as bytes. ``apart`` gets, by its digest, the text that many ranks have alike."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in post.tensors.items()}
+    if post.used:
+        tensors["places"] = post.places().flatten()
+    header: dict[str, Any] = {name: getattr(post, name) for name in OF_THE_RANK}
+    header["cost"], header["alarms"] = asdict(post.cost), [asdict(one) for one in post.alarms]
+    header["epochs"] = [asdict(one) for one in post.epochs]
+    header["passes"] = [asdict(one) for one in post.passes]
+    text = b""
+    if post.described:
+        table = ParameterTable.of(post.described)
+        tensors["layout"], text = table.numbers.flatten(), table.columns.text
+        header["marks"], header["columns"] = table.marks, table.columns.digest
+        if apart is not None:
+            apart[table.columns.digest], text = text, b""
+    widest_first = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # aligned
+    header["tensors"] = {name: [str(t.dtype)[6:], t.numel()] for name, t in widest_first}
+    parts = [json.dumps(header).encode(), _packed_form(post), text]
+    sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
+    values = [ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) for _, t in widest_first]
+    return b"".join([sizes, *parts, *values])
+
+
+def _packed_form(post: Post) -> bytes:
+    """What is not of the rank alone; each group of settings once."""
+    kinds: dict[str, list[int]] = {}
+    for number, kind in post.computed.items():
+        kinds.setdefault(kind, []).append(int(number))
+    groups: dict[str, int] = {}
+    by_id = {id(one.group): one.group for one in post.updates}
+    numbers = {
+        key: groups.setdefault(json.dumps(group), len(groups)) for key, group in by_id.items()
+    }
+    updates = [
+        [one.parameter, one.count, one.state, one.step, one.rate, numbers[id(one.group)]]
+        for one in post.updates
+    ]
+    apart = (*OF_THE_RANK, "described", "tensors", "form", "used", "computed", "updates")
+    form = {name: value for name, value in post.__dict__.items() if name not in apart}
+    form.update(computed=kinds, updates=updates, groups=[json.loads(group) for group in groups])
+    return json.dumps(form, sort_keys=True).encode()
+
+
+def form_of(post: Post) -> str:
+    """The ``form`` of a post that never was bytes."""
+    return _digest(_packed_form(post))
+
+
+@lru_cache(maxsize=64)
+def _form(text: bytes) -> dict[str, Any]:
+    """The fields of a post's form: posts of a thousand ranks have the same objects."""
+    form = json.loads(text)
+    groups = form.pop("groups")
+    updates = [Update(*[*values, groups[at]]) for *values, at in form["updates"]]
+    computed = {str(n): kind for kind, numbers in form["computed"].items() for n in numbers}
+    return {**form, "computed": computed, "updates": updates, "form": _digest(text)}
+
+
+def unpacked(data: bytes, text_of: Callable[[str], bytes] | None = None) -> Post:
+    """The post of these bytes. Raises ValueError if they are none.
+
+    ``text_of`` has the text of a digest that was put apart.
+    """
+    try:
+        return _unpacked(data, text_of)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, zlib.error) as error:
+        raise ValueError(f"no post: {error!r}") from error
+    except RuntimeError as error:  # of torch: the buffer has fewer values
+        raise ValueError(f"no post: {error}") from error
+
+
+def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
+    at, parts = 24, []
+    for start in (0, 8, 16):
+        size = int.from_bytes(data[start : start + 8], "big")
+        parts.append(data[at : at + size])
+        at += size
+    header, form = json.loads(parts[0]), _form(parts[1])
+    tensors = _tensors(header.pop("tensors"), bytearray(data[at:]))
+    described: Sequence[Described] = []
+    digest, marks = header.pop("columns", ""), header.pop("marks", [])
+    if digest:
+        text = parts[2] or (text_of(digest) if text_of else b"")
+        numbers = tensors.pop("layout").reshape(5, -1)
+        described = ParameterTable(columns_of(text), numbers, marks)
+        if numbers.shape[1] != len(described):
+            raise ValueError("no post: its parameters are others")
+    header.update(
+        cost=Cost(**header["cost"]),
+        alarms=[LocalAlarm(**one) for one in header["alarms"]],
+        passes=[Pass(**one) for one in header.get("passes", ())],
+        rows=[(loader, rows) for loader, rows in header["rows"]],
+        epochs=[EpochSample(**one) for one in header["epochs"]],
+    )
+    places = tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3)
+    return Post(**header, **form, described=described, used=Places(places), tensors=tensors)
+
+
+def _tensors(sizes: dict[str, Any], buffer: bytearray) -> dict[str, Tensor]:
+    tensors, at = {}, 0
+    for name, (dtype, count) in sizes.items():
+        kind = TYPES[dtype]
+        if count:
+            tensors[name] = torch.frombuffer(buffer, dtype=kind, count=count, offset=at)
+        else:
+            tensors[name] = torch.zeros(0, dtype=kind)
+        at += count * tensors[name].element_size()
+    return tensors

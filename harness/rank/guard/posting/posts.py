@@ -1,0 +1,232 @@
+"""A post: what one rank tells rank 0 of a checked step; ``packing`` makes bytes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...training.layouts import Described
+from .budget import Cost
+
+LAST = 0
+"""The number of the check that is no step's: what ranks post when the training is over."""
+
+SAMPLED = 1024
+"""About so many rows of a dataset are followed in an epoch."""
+
+
+@dataclass
+class Update:
+    """How a parameter was updated: what the judge needs beside the values in ``updates``."""
+
+    parameter: int
+    count: int
+    """Values of each tensor."""
+    state: list[str]
+    """The names of the optimizer's moments that were there before the step."""
+    step: float
+    """The optimizer's count of steps before this one; negative if it is among the values."""
+    rate: float
+    """The learning rate; negative if it is among the values."""
+    group: dict[str, Any]
+    """The settings of the parameter's group."""
+
+
+@dataclass
+class LocalAlarm:
+    """A fault that a rank sees alone."""
+
+    check: str
+    kind: str
+    text: str
+    size: float = 0.0
+
+
+def sampled_rows(size: int) -> range:
+    """The rows of a dataset of which rank 0 learns how often an epoch has them."""
+    return range(0, size, max(1, size // SAMPLED))
+
+
+@dataclass
+class Pass:
+    """An epoch of a loader that trains: one that is over, or the beginning of one."""
+
+    loader: int
+    number: int
+    """Which of the loader's epochs that train it is, from 1 on."""
+    size: int
+    """The rows of the dataset."""
+    rows: int
+    """The rows that this rank has read."""
+    batch: int
+    """The most rows of a batch."""
+    stuck: str
+    """The class of a sampler that nobody has told of this epoch; empty without one."""
+    sampled: list[int]
+    """Those of them that are among ``sampled_rows``."""
+
+
+@dataclass
+class EpochSample:
+    """Rows that a loader gave in an epoch, if the ranks split its dataset, by their numbers."""
+
+    loader: int
+    epoch: int
+    surprise: float
+    """How improbable it is, as a logarithm, that no row came twice so far by chance."""
+    rows: list[int]
+    step: list[list[int]]
+    """Rows of this step, each with a number for its values."""
+
+
+@dataclass
+class Post:
+    """What a rank saw in a checked step."""
+
+    rank: int
+    optimizer: int
+    """The number of the optimizer in this process."""
+    check: int
+    step: int = 0
+    missed: bool = False
+    """Whether the rank learned of this check too late, and has nothing to tell."""
+    kind: str = ""
+    """The class of the optimizer."""
+    optimizers: int = 1
+    cost: Cost = field(default_factory=Cost)
+    described: Sequence[Described] = field(default_factory=list)
+    """The parameters; empty if they are those of the post before."""
+    numbers: list[int] = field(default_factory=list)
+    """The parameters that this check looks at; empty: all. ``computed``, ``weights`` and ``bits``
+    have these parameters, in this order; ``first_bits`` has all."""
+    computed: dict[str, str] = field(default_factory=dict)
+    """By the number of a parameter, the type of the gradients that this rank computed for it."""
+    partial: dict[str, int] = field(default_factory=dict)
+    """By the number of a parameter, of how many ranks the computed gradients must be added, as
+    tensor parallelism leaves that to be done later."""
+    partial_used: dict[str, int] = field(default_factory=dict)
+    """The same for the gradients that the optimizer uses."""
+    unusable: list[int] = field(default_factory=list)
+    """The parameters with gradients that cannot be sampled: sparse ones."""
+    used: Sequence[tuple[int, int, int]] = field(default_factory=list)
+    """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
+    without_gradient: list[str] = field(default_factory=list)
+    """Parameters for which a gradient was computed and the optimizer has none."""
+    updates: list[Update] = field(default_factory=list)
+    rows: list[tuple[int, list[int]]] = field(default_factory=list)
+    """The loaders that were read in this step, and the rows."""
+    epochs: list[EpochSample] = field(default_factory=list)
+    """What the epoch has given so far of datasets that the ranks split."""
+    passes: list[Pass] = field(default_factory=list)
+    """The epochs that have ended since the last post."""
+    orders: list[list[int]] = field(default_factory=list)
+    """The first batches of epochs that are the first ones after a load."""
+    edited: bool = False
+    """Whether the loop has written gradients after the last backward of the step."""
+    stale: bool = False
+    """Whether the step before left some gradients, and nobody has written them since."""
+    whole_losses: bool = False
+    """Whether the values of its losses are whole ones, not those of torch's functions."""
+    uncounted: str = ""
+    """Why its losses are not counted: each is made of ``several``, they are ``separate``, or guard
+    knows ``none`` of them."""
+    goes_on: bool = False
+    """Whether its backwards went on with gradients of other ranks, as a stage of a pipeline."""
+    factor: float = 1.0
+    """The number that multiplies a loss of classes and its other terms, of which only the former is
+    divided by a number."""
+    weight: float = 1.0
+    """Which part of the number that multiplies its losses may be the loop's own weight of them."""
+    gathers: bool = False
+    """Whether the loop has gathered tensors of all ranks before a loss."""
+    reduced: int = 0
+    """The values that the loop itself reduced in the step, after a backward."""
+    hooked: bool = False
+    """Whether the loop has hooks around the optimizer's step."""
+    separate: bool = False
+    """Whether the backwards of the step are those of several losses of the same rows."""
+    dropped: int = 0
+    """How often gradients were cleared before a step used them."""
+    has_batches: bool = False
+    """Whether each backward of the step is known to be that of a batch of its own."""
+    planned: int = 0
+    """The micro-batches of a step that its loop was asked for; 0 if that is not known."""
+    is_whole: bool = False
+    """Whether the step had as many micro-batches as the first one, and several."""
+    foreign: int = 0
+    """Tensors of the optimizer that belong to no module and have no gradient."""
+    unheld: list[str] = field(default_factory=list)
+    """Parameters with gradients that no optimizer has."""
+    coarse: bool = False
+    """Whether gradients travel in 16 bits."""
+    lossy: str = ""
+    """A reduction that is no mean on purpose, such as PowerSGD."""
+    outer: bool = False
+    """Whether another optimizer has the same parameters, as the outer one of DiLoCo."""
+    joined: int = 0
+    """The steps before the last end of a ``join()``, in which ranks may have unlike numbers."""
+    unreduced: bool = False
+    """Whether the loop told DDP to reduce nothing in all backwards of the step."""
+    averages: str = ""
+    """Why copies of a weight may differ for some steps on purpose, as with local SGD."""
+    fused_scale: bool = False
+    """Whether the optimizer divides by a loss scale itself."""
+    calls: list[list[Any]] = field(default_factory=list)
+    """Where a loss was not finite, the modules that this step called, in the order in which they
+    ended: name, class, and whether no other module contains it."""
+    buffers: list[str] = field(default_factory=list)
+    """In the last post, the names of the model's buffers."""
+    opaque: str = ""
+    """Why their outputs cannot be looked at."""
+    states: list[dict[str, Any]] = field(default_factory=list)
+    """What was trained at saves and loads since the post before."""
+    alarms: list[LocalAlarm] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Releases and settings, in the first post of rank 0."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
+    ``left``: of ``used``, what was there when the step began;
+    ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
+    backwards began; ``targets``: of each micro-batch how many count, and how many there are;
+    ``targets_sum``: the bit sum of the targets of each loss, or of the inputs of the models;
+    ``passed``: how many times the gradients of other ranks a stage goes on with; ``norms``: of each
+    gradient, before all of them were clipped; ``clipped``: by which norm, and to which one;
+    ``after``: of each gradient after that;
+    ``scaled``: both, if a loss scaler divided the gradients only later, and its scale;
+    ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute value of each
+    used gradient, and of each weight before and after the step; ``calls``: three such sizes of each
+    call; ``unrounded``: by parameter how many of its values are not those that the optimizer steps,
+    rounded; ``states`` and ``buffers``: bit sums of what has these names."""
+
+    form: str = ""
+    """Posts of one form have the same header, beside what is of the rank alone, so that their
+    tensors can be judged together."""
+
+    def places(self) -> Tensor:
+        """``used`` as rows of three numbers."""
+        positions = self.used
+        return (
+            positions.rows
+            if isinstance(positions, Places)
+            else torch.tensor(positions).long().reshape(-1, 3)
+        )
+
+
+class Places(Sequence[tuple[int, int, int]]):
+    """``used`` of a post that was bytes: tuples are made when somebody asks."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return [tuple(row) for row in self.rows.tolist()][at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])

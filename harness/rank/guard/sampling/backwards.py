@@ -1,0 +1,85 @@
+"""The backwards of a step, and gradients that were cleared between them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from ...training.parameters import Modules
+
+
+class Backwards:
+    """Where the backwards of a step begin, and what of them the step does not use."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """How often gradients were cleared before a step used them."""
+        self.drops_parts = self._is_part = False
+        """Whether a wrapper had been told to reduce the cleared gradients, or those of the last
+        backward, later: in a step of which they are a part."""
+        self.dropped_sum: Tensor | None = None
+        """The gradients that were cleared before a step used them."""
+        self._places: list[Hashable] = []
+        self.reduces = False
+        """Whether DDP reduces the gradients of a backward."""
+
+    def begin(self, place: Hashable, modules: Modules | None) -> None:
+        """Note that a backward begins at a place of the loop's code."""
+        self.reduces = self.reduces or modules is None or modules.reduces()
+        self._places.append(place)
+        self._is_part = modules is not None and modules.reduces_later()
+
+    def drop(self, computed: Tensor | None) -> None:
+        """Note that what the backwards so far have computed was cleared."""
+        self.dropped += 1
+        self.drops_parts = self.drops_parts or self._is_part
+        if computed is not None:
+            before = self.dropped_sum
+            self.dropped_sum = computed if before is None else before + computed
+        self._places = []
+
+    def restart(self) -> None:
+        """Forget the backwards of a step that was skipped."""
+        self._places, self._is_part = [], False
+
+    def are_separate(self, batches: int) -> bool:
+        """Whether the backwards of this step are those of several losses of the same rows, by their
+        places in the code: they are no micro-batches."""
+        places = self._places
+        return batches < len(places) == len(set(places)) > 1
+
+
+class BackwardCounts:
+    """How many backwards the steps of a training have, its first and its last one, and how many
+    batches are read for them."""
+
+    def __init__(self, backwards: int) -> None:
+        """``backwards`` ran in this process before, for other trainings."""
+        self.first = self.last = 0
+        self.batches = 0
+        """The batches that were read for the last step."""
+        self.is_whole = False
+        """Whether the last step had as many backwards as the first, and several."""
+        self._total = backwards
+
+    def are_of_a_step(self, backwards: int) -> bool:
+        """Whether there were enough for a step, now that ``backwards`` ran in all."""
+        return 0 < self.first <= backwards - self._total
+
+    def none_since_step(self, backwards: int) -> bool:
+        """Whether none ran since the last step, now that ``backwards`` ran in all."""
+        return backwards == self._total
+
+    def skip(self, backwards: int) -> None:
+        """Note that those before belong to no step."""
+        self._total = backwards
+
+    def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
+        """Count a step, before which ``backwards`` backwards ran in all, and for which so many
+        batches were read. ``has_skipped`` says that a step before it was skipped."""
+        self.last, self.batches = backwards - self._total, batches
+        self._total = backwards
+        if not self.first and not has_skipped:
+            self.first = self.last
+        self.is_whole = self.last == self.first > 1

@@ -1,0 +1,125 @@
+"""The collectives that a loop calls itself, by when it does.
+
+Between a step and the next forward they average weights, as local SGD does; before a loss they
+gather features, or rows; after a backward they reduce gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...events import Collective, calling_frame
+from .roots import chain_of
+
+REASON = "the loop itself averages the weights after some steps, as local SGD does"
+
+GATHERS = ("all_gather", "all_gather_into_tensor")
+REDUCTIONS = ("all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor")
+
+PACKAGES = (
+    "torch.distributed._",
+    "torch.distributed.algorithms.",
+    "torch.distributed.fsdp.",
+    "torch.distributed.optim.",
+    "torch.distributed.tensor.",
+    "torch.distributed.utils",
+    "torch.nn.",
+    "deepspeed.",
+    "megatron.",
+)
+"""What these gather or reduce are weights and gradients, or statistics of a layer."""
+
+
+class Collectives:
+    """What the collectives of this process say so far."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why copies may differ; empty without averages so far."""
+        self.gathers = False
+        """Whether tensors of all ranks were gathered, and then a loss was computed."""
+        self.is_between = False
+        """Whether collectives of this moment may average weights."""
+        self.reduced = 0
+        """The values that were reduced after a backward, since the last step."""
+        self._has_stepped = False
+        self._gathered: list[int] = []
+        """How many operations autograd had noted before each gather."""
+        self._sizes: dict[int, int] = {}
+        """By the number of values, how many such parameters there are."""
+        self._total = self._values = 0
+        self._watches = False
+
+    def watch(self, parameters: Iterable[Any]) -> None:
+        """Look at what is averaged from now on: the ranks of these parameters may train alone."""
+        if not self._watches and not self.reason:
+            sizes = [parameter.numel() for parameter in parameters]
+            self._total, self._sizes = sum(sizes), {size: sizes.count(size) for size in set(sizes)}
+            self._watches = True
+
+    def step_ended(self) -> None:
+        """A step of the optimizer has ended."""
+        self.is_between, self._values, self._has_stepped = self._watches, 0, True
+
+    def backward_begins(self, root: Any) -> None:
+        """A backward begins. What was gathered before its loss may be in it: the gathers of a log
+        come later, perhaps before a package divides the loss."""
+        self.is_between = False
+        if self._has_stepped:  # of several optimizers, all use what was reduced
+            self._has_stepped, self.reduced = False, 0
+        if self._gathered:
+            node = chain_of(root).node if isinstance(root, torch.Tensor) else None
+            number = node._sequence_nr() if node is not None else 0
+            self.gathers = self.gathers or not number or min(self._gathered) <= number
+            self._gathered = []
+
+    def called(self, event: Collective, in_backward: bool) -> None:
+        """A collective is called."""
+        caller = calling_frame().f_globals.get("__name__", "")
+        if in_backward or caller.startswith(PACKAGES):
+            return
+        if self.is_between:
+            self._average(event)
+        elif event.name in REDUCTIONS:
+            self.reduced += sum(tensor.numel() for tensor in _tensors(event.values))
+        if event.name in GATHERS and not _is_in_step():
+            sizes = [one.numel() for one in event.values if isinstance(one, torch.Tensor)]
+            # A number of each rank is a loss or a count.
+            self._gathered += [_operations()] if min(sizes, default=2) > 1 else []
+
+    def _average(self, event: Collective) -> None:
+        for tensor in _tensors(event.values):
+            if tensor.numel() in self._sizes or tensor.numel() == self._total:
+                self._values += tensor.numel()
+        if self._values >= self._total / 2 > 0:
+            self.reason, self._watches, self.is_between = REASON, False, False
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (one for one in value if isinstance(one, torch.Tensor))
+
+
+def _is_in_step() -> bool:
+    """Whether an optimizer runs its step: what it gathers are weights, or gradients."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        if isinstance(owner, torch.optim.Optimizer):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _operations() -> int:
+    """How many operations autograd has noted in this thread."""
+    with torch.enable_grad():
+        node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr())

@@ -1,0 +1,126 @@
+"""What modules get and give in one step: where values begin that are not finite, and which inputs.
+
+``ModuleOutputs`` is used only after a loss was not finite. Its hooks note the largest absolute
+values of the inputs, outputs and weights of each call, on the device; it is nan if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...training.layouts import local
+from ...training.names import plain
+from ...training.parameters import Modules
+from ..process import captures
+from .samples import bit_sum, largest
+
+MOST_CALLS = 4000
+"""Calls that are noted: a recurrent model has many."""
+MODEL = "the model"
+"""The name of a module that has none, and of what a wrapper contains."""
+DEPTH = 4
+"""How deep the arguments and outputs of a module are looked into."""
+
+
+class ModuleOutputs:
+    """Hooks on the modules of this process, until ``end``."""
+
+    def __init__(self, modules: Modules) -> None:
+        self.calls: list[list[Any]] = []
+        """Of each call: the name of the module, its class, and whether no module contains it."""
+        self.opaque = ""
+        """Why nothing can be looked at; empty if it can."""
+        self.is_open = True
+        self._sizes: list[Tensor] = []
+        self._handles: list[Any] = []
+        if any(map(_is_compiled, modules.modules)):
+            self.opaque = "the modules are compiled"
+            return
+        ids: set[int] = set()
+        for root in modules.roots:
+            for name, module in root.named_modules():
+                if id(module) in ids or isinstance(module, torch.jit.ScriptModule):
+                    continue
+                ids.add(id(module))
+                hook = partial(self._note, plain(f"{name}.")[:-1] or MODEL, module is root)
+                self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+
+    def _note(
+        self, name: str, is_root: bool, module: Any, arguments: Any, keywords: Any, output: Any
+    ) -> None:
+        if self.opaque or len(self.calls) >= MOST_CALLS:
+            return
+        try:
+            values = [arguments, keywords], output, list(module._parameters.values())
+            sizes = [_size(one) for one in values]
+        except Exception as error:  # a tensor of a package, or of a transformed function
+            self.opaque = f"their values cannot be read: {type(error).__name__}"
+            return
+        self.calls.append([name, type(module).__name__, is_root])
+        self._sizes += sizes
+
+    def end(self) -> None:
+        """Remove the hooks."""
+        self.is_open = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def sizes(self) -> Tensor:
+        """Three sizes of each call: of its inputs, outputs and weights."""
+        if not self._sizes:
+            return torch.zeros(0)
+        device = self._sizes[0].device
+        return torch.stack([size.to(device, non_blocking=True) for size in self._sizes])
+
+
+class RootInputs:
+    """Hooks on the models of this process, until ``end``: they sum the bits of all inputs."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._sums: list[Tensor] = []
+        self._is_read = not (captures() or any(map(_is_compiled, modules.modules)))
+        self._handles = [
+            root.register_forward_pre_hook(self._note, with_kwargs=True)
+            for root in modules.roots
+            if self._is_read and not isinstance(root, torch.jit.ScriptModule)
+        ]
+
+    def _note(self, _module: Any, arguments: Any, keywords: Any) -> None:
+        try:
+            self._sums += [bit_sum(local(one)) for one in _tensors([arguments, keywords], DEPTH)]
+        except Exception:  # a tensor of a package, or of a transformed function
+            self._is_read = False
+
+    def end(self) -> Tensor | None:
+        """Remove the hooks. Returns the sum of the bits; None if they were not seen."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if not (self._is_read and self._sums):
+            return None
+        device = self._sums[0].device
+        return torch.stack([one.to(device) for one in self._sums]).sum().reshape(1)
+
+
+def _size(values: Any) -> Tensor:
+    sizes = largest([local(one).detach() for one in _tensors(values, DEPTH)])
+    return sizes.max() if len(sizes) else torch.zeros(())  # nan is larger than all
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part, depth - 1)
+
+
+def _is_compiled(module: Any) -> bool:
+    compiled: Callable[..., Any] | None = module.__dict__.get("_compiled_call_impl")
+    return compiled is not None or type(module).__name__ == "OptimizedModule"

@@ -1,0 +1,183 @@
+"""The bit sums of a training's weights: of all at first, and of those that a check looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...training.layouts import local
+from ...training.parameters import Modules, Watched
+from ..posting.posts import Post
+from .samples import Positions, bit_sum, joined, version
+
+MIX = 6364136223846793005
+"""An odd number: two sums of bits with it in one are equal on two ranks if both sums are."""
+
+
+class WeightSums:
+    """The sums of the parameters of one training."""
+
+    def __init__(self, watched: Sequence[Watched]) -> None:
+        self._watched = watched
+        self.first = self._bits(range(len(watched)))
+        self._last: Tensor | None = None
+        """Those after the last checked step."""
+        self._notes: list[tuple[int, dict[int, int]]] = []
+        """Of two steps, how often each parameter was written, by its id."""
+        self._numbers: Sequence[int] = []
+        """The parameters that this check looks at."""
+        self._copied: list[int] = []
+        """Those of them that are copies of what the optimizer steps."""
+        self._begin: dict[int, Tensor] = {}
+        """Their bit sums before the step."""
+        self.unrounded: Tensor | None = None
+        """By parameter, how many of its values are not those that the optimizer steps, rounded."""
+        self.outside: Tensor | None = None
+        """Whether weights changed between the last checked step and this one."""
+
+    def begin_check(self, numbers: Sequence[int], steps: int, looks_outside: bool) -> None:
+        """Note what a check of the parameters ``numbers`` needs, after so many steps, and perhaps
+        whether weights changed since the last one."""
+        if len(self._notes) < 2:
+            versions = {id(one.parameter): version(one.parameter) for one in self._watched}
+            self._notes.append((steps, versions))
+        self.outside = None
+        if self._last is not None and looks_outside:
+            bits = self._bits(self._numbers)
+            self.outside = (self._last != bits).any().long().reshape(1)
+        self._numbers = numbers
+        self._copied = [number for number in numbers if self._watched[number].share.master]
+        self._begin = dict(zip(self._copied, self._sums(self._copied)))
+        self.unrounded = self._differences()
+
+    def end_wrapper_step(self) -> None:
+        """Compare the weights again with what the optimizer steps: both have moved."""
+        differences = self._differences()
+        before, self.unrounded = self.unrounded, differences
+        if before is not None and differences is not None:
+            self.unrounded = before + differences
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """What a post has of the check that ends now."""
+        bits = self.end_check()
+        return {"bits": bits, "outside": self.outside, "unrounded": self.unrounded}
+
+    def end_check(self) -> Tensor:
+        """The bit sums after the step. A step overwrites weights that are copies of others, and so
+        heals them: their sums have those before the step in them, too."""
+        sums = dict(zip(self._numbers, self._sums(self._numbers)))
+        for number, before in self._begin.items():
+            sums[number] = sums[number] + MIX * before
+        bits = stacked(list(sums.values()))
+        self._last = None if self._copied else bits
+        return bits
+
+    def has_left(self, parameters: Sequence[Any], steps: int) -> bool:
+        """Whether parameters are as the last of so many steps has left them: nothing else has
+        written them, as each step writes them equally often."""
+        if len(self._notes) < 2 or not parameters:
+            return False
+        (first, before), (second, after) = self._notes
+        for parameter in parameters:
+            key = id(parameter)
+            if key not in before or key not in after or first == second:
+                return False
+            writes, between = after[key] - before[key], second - first
+            if (version(parameter) - after[key]) * between != writes * (steps - second):
+                return False
+        return True
+
+    def _differences(self) -> Tensor | None:
+        """By parameter, how many values of the weight that this rank has are not those of the
+        optimizer's copy, rounded; None if it has no copy on the device of a weight."""
+        counts = []
+        for number in self._numbers:
+            master = self._watched[number].share.master
+            if master is not None and master.tensor is not None:
+                rounded, exact = master.rounded(), master.of(master.tensor)
+                if rounded.device == exact.device and rounded.numel() == exact.numel():
+                    is_apart = exact.to(rounded.dtype) != rounded
+                    counts.append((number, (is_apart & (rounded == rounded)).sum()))
+        if not counts:
+            return None
+        sums = dict(counts)
+        none = torch.zeros_like(counts[0][1])
+        return torch.stack([sums.get(number, none).to(none.device) for number in self._numbers])
+
+    def _sums(self, numbers: Sequence[int]) -> list[Tensor]:
+        return [bit_sum(self._watched[number].copy) for number in numbers]
+
+    def _bits(self, numbers: Sequence[int]) -> Tensor:
+        return stacked(self._sums(numbers))
+
+
+def stacked(sums: Sequence[Tensor]) -> Tensor:
+    if not sums:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack([one.to(sums[0].device) for one in sums])
+
+
+LOOKED_AT = 16
+"""Weights whose versions say whether a loop has moved weights: first, last, and some between."""
+
+
+def versions(watched: Sequence[Watched]) -> list[int]:
+    """How often some weights were written."""
+    places = {n * (len(watched) - 1) // (LOOKED_AT - 1) for n in range(LOOKED_AT)}
+    return [version(local(watched[at].parameter)) for at in sorted(places) if watched]
+
+
+class FinalSums:
+    """What a training has after its last step, noted at its end or at a save.
+
+    What the loop does to weights after that is its own: it may load the best ones, or merge
+    adapters, on one rank alone.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._versions: list[int] = []
+        self._noted = 0
+        self._tensors: dict[str, Tensor] = {}
+        self._buffers: list[str] = []
+
+    def end_step(self, step: int, watched: Sequence[Watched]) -> None:
+        """Note that a step has ended."""
+        self._step, self._versions = step, versions(watched)
+
+    def note(self, watched: Sequence[Watched], sums: WeightSums, modules: Modules) -> None:
+        """Note the sums of the last step, if nothing has written weights since."""
+        if self._noted == self._step or self._versions != versions(watched):
+            return
+        numbers = range(len(watched))
+        sums.begin_check(numbers, self._step, looks_outside=False)
+        weights = [one.weight for one in watched]
+        samples = [Positions.of(weight.numel()).values(weight) for weight in weights]
+        buffers = dict(_buffers(modules))
+        self._noted, self._buffers = self._step, list(buffers)
+        self._tensors = {
+            "bits": sums.end_check(),
+            "weights": joined([sample for sample in samples if len(sample)]),
+            "buffers": stacked([bit_sum(buffer) for buffer in buffers.values()]),
+        }
+
+    def describe(self, post: Post) -> None:
+        """Add the sums to the last post."""
+        if self._tensors:
+            post.step, post.buffers = self._noted, self._buffers
+            post.tensors.update(self._tensors)
+
+
+def _buffers(modules: Modules) -> Iterator[tuple[str, Any]]:
+    """The buffers of the modules of this process, without those of batch norm, which differ between
+    ranks on purpose until the next forward."""
+    for root in modules.roots:
+        for name, module in root.named_modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                continue
+            for buffer_name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_floating_point() and buffer.numel() and not buffer.is_meta:
+                    yield f"{name}.{buffer_name} ({type(module).__name__})", local(buffer)

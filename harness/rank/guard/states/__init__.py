@@ -1,0 +1,1 @@
+"""What a training saves and loads: checkpoints, resumes and schedules."""

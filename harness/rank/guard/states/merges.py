@@ -1,0 +1,82 @@
+"""A layer computes the same before and after PEFT merges its adapter into its weight.
+
+It gets a few inputs in evaluation, before and after the merge alone. If the loop has changed the
+adapter since the last step, it does not merge what was trained: then nothing is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..posting.posts import LocalAlarm
+from ..training import Training
+
+ROWS, SEED = 8, 0
+UNEQUAL = 0.02
+"""The part of an adapter's effect by which a right merge may be off, ..."""
+ROUNDINGS = 32
+"""... or so many roundings of the outputs."""
+
+
+class Merge:
+    """A merge of all adapters of a layer that are active."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._inputs = self._before = self._base = None
+
+    def begin(self, trainings: Sequence[Training]) -> None:
+        """Ask the layer with its adapter."""
+        weights = [p for p in self._layer.parameters() if p.requires_grad]
+        if self._layer.merged_adapters or not any(one.has_left(weights) for one in trainings):
+            return
+        base = self._layer.get_base_layer()
+        self._inputs = _inputs(base)
+        if self._inputs is not None:
+            self._before, self._base = self._outputs(self._layer), self._outputs(base)
+
+    def end(self) -> LocalAlarm | None:
+        """Ask it again; returns an alarm if it computes something else."""
+        if self._before is None or self._base is None:
+            return None
+        after = self._outputs(self._layer)
+        error = float((after - self._before).abs().max())
+        effect = float((self._before - self._base).abs().max())
+        rounding = torch.finfo(after.dtype).eps * float(self._before.abs().max())
+        if not error > max(UNEQUAL * effect, ROUNDINGS * rounding):
+            return None
+        text = (
+            f"an adapter was merged into a {type(self._layer).__name__}, which computes something "
+            f"else since: off by {error / effect if effect else 1.0:.0%} of the adapter's effect"
+        )
+        return LocalAlarm("checkpoints", "merge", text, error)
+
+    def _outputs(self, layer: Any) -> Any:
+        modes = [(module, module.training) for module in layer.modules()]
+        try:
+            for module, _ in modes:
+                module.training = False  # no dropout draws a number
+            with torch.no_grad():
+                return layer.forward(self._inputs)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def _inputs(base: Any) -> Any:
+    """A few inputs of a linear layer or an embedding that this rank has whole; None of others."""
+    weight = getattr(base, "weight", None)
+    if type(weight) is not torch.nn.Parameter or not weight.is_floating_point():
+        return None
+    if type(base) is torch.nn.Embedding:
+        rows: Tensor = torch.arange(min(ROWS, base.num_embeddings), device=weight.device)
+        return rows if weight.shape == (base.num_embeddings, base.embedding_dim) else None
+    if type(base) is torch.nn.Linear and weight.shape == (base.out_features, base.in_features):
+        generator = torch.Generator().manual_seed(SEED)
+        rows = torch.randn(ROWS, base.in_features, generator=generator)
+        return rows.to(weight.device, weight.dtype)
+    return None

@@ -1,0 +1,169 @@
+"""A training goes on after a load: rates, counts of steps and schedules are those of the save.
+
+All of it is read on the host: what an optimizer keeps on a device is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ..posting.posts import LocalAlarm
+
+NEAR = 1e-6
+"""How far (as a fraction) equal learning rates may be apart by rounding."""
+BEGINNING = 4
+"""Steps of a state that has just begun, too."""
+
+
+class Resume:
+    """The first two steps of an optimizer after a load of its state."""
+
+    def __init__(self, optimizer: Any, schedules: Callable[[Any], list[Any]]) -> None:
+        self._rates = rates(optimizer)
+        self._ids = _ids(optimizer)
+        self._count, self._states = steps_of(optimizer), _states(optimizer)
+        self._schedules, self._begun = schedules, ""
+        self._first_rates = {group.get("initial_lr") for group in optimizer.param_groups}
+        """Those from which the schedule at the save began; None without a schedule."""
+        self._before = {id(one) for one in schedules(optimizer)}
+        """The schedules that were there before the load."""
+        self._steps = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._steps == 2
+
+    def before_step(self, optimizer: Any) -> Iterator[LocalAlarm]:
+        """Compare what the optimizer has before a step with the loaded state."""
+        self._steps += 1
+        if self._steps == 1:
+            if not self._states and not self._goes_on(optimizer):
+                self._steps = 2
+                return
+            yield from self._compare_states(optimizer)
+            self._begun = self._begun_schedule(optimizer)
+        change = self._change_of_rate(optimizer)
+        if change is None:
+            return
+        before, rate = change
+        if self._steps == 1 and self._is_of_schedule(rate, optimizer):
+            text = (
+                f"the learning rate was {before:.4g} in the loaded state, and the first step uses "
+                f"{rate:.4g}"
+            )
+            yield LocalAlarm("schedule", "resume", text, abs(rate - before))
+            self._steps = 2
+        elif self._steps == 2 and self._begun and self._count > BEGINNING:
+            text = (
+                f"the loaded state has taken {self._count:.0f} steps, and {self._begun} begins "
+                f"with the first one: the second step after the load uses the learning rate "
+                f"{rate:.4g} instead of about {before:.4g}"
+            )
+            yield LocalAlarm("schedule", "again", text, abs(rate - before))
+
+    def _compare_states(self, optimizer: Any) -> Iterator[LocalAlarm]:
+        states, count = _states(optimizer), steps_of(optimizer)
+        kept = sum(map(bool, optimizer.state.values()))  # a new phase may clear them
+        if 2 * states < self._states <= kept:
+            text = (
+                f"the loaded state was that of {self._states} parameters, and the first step has "
+                f"that of {states}: the others begin again"
+            )
+            yield LocalAlarm("schedule", "state", text, float(self._states - states))
+        elif count < self._count - 0.5 and _has_moments(optimizer):
+            text = (
+                f"the loaded state has taken {self._count:.0f} steps, and the first step begins "
+                f"with {count:.0f}"
+            )
+            yield LocalAlarm("schedule", "count", text, self._count - count)
+
+    def _change_of_rate(self, optimizer: Any) -> tuple[float, float] | None:
+        for before, rate in zip(self._rates, rates(optimizer)):
+            if before and rate is not None and abs(before - rate) > NEAR * abs(before):
+                return before, rate
+        return None
+
+    def _is_of_schedule(self, rate: float, optimizer: Any) -> bool:
+        """Whether a schedule may have set this rate: its first one, or its last. A loop that sets
+        another one after a load does so on purpose, as after a plateau."""
+        return any(
+            rate in getattr(one, name, ())
+            for one in self._schedules(optimizer)
+            for name in ("base_lrs", "_last_lr")
+            if id(one) in self._before or self._has_first_rates(one)
+        )
+
+    def _goes_on(self, optimizer: Any) -> bool:
+        """Whether a schedule is beyond its beginning. Otherwise a state that has no steps, as that
+        of SGD, may be the one with which an optimizer begins."""
+        return any(getattr(one, "last_epoch", 0) > 0 for one in self._schedules(optimizer))
+
+    def _begun_schedule(self, optimizer: Any) -> str:
+        """The name of the schedule, if all of them are at their beginning."""
+        schedules = self._schedules(optimizer)
+        names = [type(one).__name__ for one in schedules if getattr(one, "last_epoch", 1) == 0]
+        # Otherwise there was none at the save, or the loop begins another one on purpose.
+        is_same = all(map(self._has_first_rates, schedules)) and None not in self._first_rates
+        return names[0] if is_same and names and len(names) == len(schedules) else ""
+
+    def _has_first_rates(self, schedule: Any) -> bool:
+        return self._first_rates.issuperset(getattr(schedule, "base_lrs", ()))
+
+    def left_by(self, optimizer: Any) -> LocalAlarm | None:
+        """An alarm if this optimizer takes its first step instead of the one with the loaded
+        state, and has none."""
+        is_alike = self._ids == _ids(optimizer)
+        if self._steps or not is_alike or _states(optimizer) or not self._count:
+            return None
+        text = (
+            f"a state with {self._count:.0f} steps was loaded into an optimizer that takes no "
+            "step, and another one takes the first step without any state"
+        )
+        return LocalAlarm("schedule", "other", text, self._count)
+
+
+def rates(optimizer: Any) -> list[Any]:
+    """The learning rate of each group of an optimizer; None for one that is no number."""
+    values = [group.get("lr") for group in optimizer.param_groups]
+    return [value if isinstance(value, float) else None for value in values]
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _ids(optimizer: Any) -> set[int]:
+    return set(map(id, _parameters(optimizer)))
+
+
+def _has_moments(optimizer: Any) -> bool:
+    """Whether moments of an optimizer are not zero: a new phase may clear them with the count."""
+    values = [value for state in _held(optimizer) for value in state.values()]
+    return any(one.dim() > 0 and bool(one.any()) for one in values if isinstance(one, Tensor))
+
+
+def _held(optimizer: Any) -> list[Any]:
+    """The states of the parameters that the optimizer updates. With ZeRO 3 it has its parameters
+    only while it steps."""
+    parameters = _parameters(optimizer) or list(optimizer.state)
+    return [optimizer.state[p] for p in parameters if p in optimizer.state]
+
+
+def _states(optimizer: Any) -> int:
+    """How many parameters have a state."""
+    return sum(bool(state) for state in _held(optimizer))
+
+
+def steps_of(optimizer: Any) -> float:
+    """The steps that the optimizer has taken, as its state says; 0 if the host does not know."""
+    counts = [state.get("step") for state in _held(optimizer) if isinstance(state, dict)]
+    host_counts = [
+        float(count)
+        for count in counts
+        if isinstance(count, (int, float))
+        or (isinstance(count, Tensor) and count.device.type == "cpu" and count.numel() == 1)
+    ]
+    return max(host_counts, default=0.0)

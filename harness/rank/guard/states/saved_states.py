@@ -1,0 +1,51 @@
+"""The file with what was trained when checkpoints were saved: a later process goes on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+from ..checks.checkpoints import State
+from .training_states import stamp
+
+NAME = "saved_states.json"
+
+
+class SavedStates:
+    """The last of them, in the folder of the report, never beside the user's checkpoints."""
+
+    def __init__(self, folder: str, say: Callable[[str], None]) -> None:
+        self._path = os.path.join(folder, NAME) if folder else ""
+        self._say = say
+        self._states: list[State] | None = None
+
+    @property
+    def states(self) -> list[State]:
+        """Those of earlier processes, and of this one."""
+        if self._states is None:
+            self._states = self._read()
+        return self._states
+
+    def _read(self) -> list[State]:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                return [State.of_json(one) for one in json.load(file)]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return []  # there is none, or another release wrote it
+
+    def write(self) -> None:
+        """Keep them. A checkpoint that is still being written gets its stamp the next time."""
+        for one in self.states:
+            if one.is_of_this_process and not one.stamp:
+                one.stamp = stamp(one.path)
+        if not self._path:
+            return
+        part = f"{self._path}.{os.getpid()}"
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                json.dump([one.to_json() for one in self.states], file)
+            os.replace(part, self._path)
+        except OSError as error:  # such as a full disk: the checks go on
+            self._say(f"what was saved is not kept: {error.strerror}: {self._path}")
+            self._path = ""

@@ -1,0 +1,150 @@
+"""Saves and loads of checkpoints, and the trainings that they concern."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...events import (
+    Checkpoint,
+    FilledState,
+    Load,
+    LoadedState,
+    PlannedLoad,
+    PlannedSave,
+    RestoredTraining,
+    Save,
+    SavedTensors,
+    instrument,
+)
+from ..data.rows import Rows
+from ..fence import Fence
+from ..posting.posts import Pass
+from ..training import Training, training_of
+from .schedules import Schedules
+from .training_states import FILLED, WRITTEN
+
+DEEP, WIDE = 4, 64
+"""How far an object that is saved is searched."""
+
+
+class Checkpoints:
+    """Follows the saves and loads of a process."""
+
+    def __init__(
+        self, trainings: list[Training], fence: Fence, rows: Rows, schedules: Schedules
+    ) -> None:
+        self.trainings, self._fence = trainings, fence
+        self.rows, self.schedules = rows, schedules
+        self._is_saving = False
+
+    def subscribe(self) -> None:
+        """Subscribe to what loads and saves."""
+        on, guarded, is_alive = instrument.on, self._fence.guarded, self._fence.is_alive
+        on(LoadedState, before=guarded(self._load), when=is_alive)
+        on(LoadedState, after=guarded(self._loaded), when=is_alive)
+        on(FilledState, after=guarded(self._note_filled), when=is_alive)
+        on(Load, after=guarded(self._note_load), when=is_alive)
+        on(RestoredTraining, after=guarded(self._note_load), when=is_alive)
+        on(Save, around=self._save, when=is_alive)
+        on(PlannedSave, around=self._save, when=is_alive)
+        on(SavedTensors, around=self._save, when=is_alive)
+        on(PlannedLoad, after=guarded(self._note_planned_load), when=is_alive)
+
+    def _load(self, event: LoadedState) -> None:
+        training = training_of(event.owner, self.trainings)
+        if training is not None:
+            training.states.begin_load(event.owner)
+
+    def _note_planned_load(self, event: PlannedLoad) -> None:
+        for training in self.trainings:
+            training.states.is_filled = True
+
+    def _loaded(self, event: LoadedState) -> None:
+        training = training_of(event.owner, self.trainings)
+        if training is not None:
+            training.loaded(self.schedules.of)
+            self.rows.restart(goes_on=True)
+
+    def _note_filled(self, event: FilledState) -> None:
+        note_filled(event, self.trainings)
+
+    def _note_load(self, event: Load) -> None:
+        note_load(event, self.trainings)
+        if event.has_loaded:
+            self.rows.restart(goes_on=True)
+
+    def _note_save(self, event: Save) -> None:
+        note_save(event, self.trainings, self.rows.begun(), self.rows.orders())
+
+    def _save(self, event: Save, call: Callable[[], Any]) -> Any:
+        if self._is_saving or threading.current_thread() is not self._fence.thread:
+            return call()  # one calls the other, and a thread saves what was copied before
+        self._is_saving = True
+        self._fence.call(self._note_save, event)
+        try:
+            return call()
+        finally:
+            self._is_saving = False
+
+
+def note_save(
+    event: Save,
+    trainings: Sequence[Training],
+    begun: Sequence[Pass],
+    orders: Sequence[Sequence[int]] = (),
+) -> None:
+    """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
+    if trainings and event.is_by_torch:
+        trainings[0].states.note_parts(trainings[0].steps, event.path, event.state)
+    has_optimizer = not event.is_by_torch or _has_optimizer(event.state)
+    if event.is_by_torch or isinstance(event, SavedTensors):
+        for training in trainings:
+            training.note_file(event.path, event.state, event.is_by_torch and has_optimizer)
+    if isinstance(event, SavedTensors) or not has_optimizer:
+        return
+    for training in _concerned(event, trainings):
+        training.save(event.path, event.state if event.is_by_torch else None, begun, orders)
+    if event.is_distributed and trainings:
+        states, step = trainings[0].states, trainings[0].steps
+        states.note_file(WRITTEN, step, event.path, event.state)
+
+
+def note_filled(event: FilledState, trainings: Sequence[Training]) -> None:
+    """Note what torch has read from a distributed checkpoint."""
+    if trainings:
+        states, step = trainings[0].states, trainings[0].steps
+        states.note_file(FILLED, step, event.path, event.state)
+
+
+def note_load(event: Load, trainings: Sequence[Training]) -> None:
+    """Note that a package has loaded a checkpoint of the whole training."""
+    for training in _concerned(event, trainings) if event.has_loaded else ():
+        loaded = training.states.loaded
+        if event.of_engine or loaded is None or not loaded.path:  # the engine knows it better
+            optimizer, promised = training.optimizer(), event.has_optimizer
+            training.states.load(training.steps, optimizer, event.path, promised)
+
+
+def _concerned(event: Checkpoint, trainings: Sequence[Training]) -> list[Training]:
+    """All trainings, or that of DeepSpeed's engine."""
+    optimizer, ids = event.owner if event.of_engine else None, set()
+    while optimizer is not None:
+        ids.add(id(optimizer))
+        optimizer = getattr(optimizer, "optimizer", None)
+    pairs = [(one.optimizer(), one) for one in trainings]
+    return [one for held, one in pairs if held is not None and (not ids or id(held) in ids)]
+
+
+def _has_optimizer(value: Any, depth: int = DEEP) -> bool:
+    """Whether an object contains the state of an optimizer."""
+    if isinstance(value, Mapping):
+        if "param_groups" in value:
+            return True
+        values: Sequence[Any] = list(value.values())[:WIDE]
+    elif isinstance(value, (list, tuple)):
+        values = value[:WIDE]
+    else:
+        return False
+    return depth > 0 and any(_has_optimizer(one, depth - 1) for one in values)
