@@ -10,12 +10,10 @@ from .clipping import clipping
 from .common_rows import common_rows
 from .finite import finite
 from .gradients import gradients
-from .groups import groups
-from .masters import masters
 from .precision import precision
 from .replicas import replicas
 from .samples import samples
-from .updates import unheld, updates
+from .updates import groups, masters, unheld, updates
 from .views import Alarm, Memory, View
 
 Judge = Callable[[Sequence[View], Memory], Iterator[Alarm]]

@@ -1,10 +1,12 @@
-"""A step moves the weights as the formula of its optimizer says, and what gets gradients moves."""
+"""A step moves the weights as the formula of its optimizer says, and what gets gradients moves. All
+ranks use the same settings, and weights are their copies in fp32, rounded."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,3 +182,63 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 f"{view.post.foreign} tensors that belong to no module and have no gradient"
             )
             yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)
+
+
+SAME = ("lr", "weight_decay", "momentum", "betas", "eps", "d")
+"""Settings of a group that say how far a step goes; ``d`` is the step size that Prodigy and
+D-Adaptation choose. Others may be of one rank, such as a seed."""
+
+
+def groups(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """Ranks step a parameter with the same settings: where each has a shard, no copies would show
+    that they do not."""
+    firsts: dict[Any, tuple[Any, int]] = {}
+    forms = set()
+    for view in views:
+        if view.post.form in forms:
+            continue  # the same settings as those of a rank before
+        forms.update([view.post.form] if view.post.form else [])
+        for update in view.post.updates:
+            described = view.described[update.parameter]
+            rate = {"lr": update.rate} if update.rate >= 0 else {}
+            values = {name: update.group[name] for name in SAME if name in update.group}
+            for name, value in {**values, **rate}.items() if described.ranks else ():
+                place = described.name, described.part, tuple(described.ranks), name
+                first, rank = firsts.setdefault(place, (value, view.rank))
+                if not _are_equal(value, first):
+                    text = (
+                        f"ranks step {described.name} with other settings: {name} is {first} on "
+                        f"rank {rank}, and {value} on rank {view.rank}"
+                    )
+                    yield Alarm("updates", "settings", text, [view.rank], 0.0, [described.name])
+                    return
+
+
+def _are_equal(value: Any, second: Any) -> bool:
+    """Whether two numbers, or lists of numbers, are equal, as far as rounding allows."""
+    values, others = (one if isinstance(one, (list, tuple)) else [one] for one in (value, second))
+    return len(values) == len(others) and all(
+        one == other or abs(one - other) <= 1e-6 * abs(other) for one, other in zip(values, others)
+    )
+
+
+def masters(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """The weights of the model are those that the optimizer steps, rounded."""
+    for view in views:
+        counts = view.post.tensors.get("unrounded")
+        if counts is None:
+            continue
+        memory.compared["masters"] = sum(bool(view.described[n].master) for n in view.numbers)
+        apart = {
+            view.described[number].name: int(count)
+            for number, count in zip(view.numbers, counts)
+            if int(count)
+        }
+        if apart:
+            total, names = sum(apart.values()), list(apart)
+            kind = view.described[view.numbers[0]].master
+            text = (
+                f"{total} value{'s' if total > 1 else ''} of {named(names)} are not those of the "
+                f"copy in {kind} that the optimizer steps, rounded"
+            )
+            yield Alarm("updates", "copy", text, [view.rank], float(total), names)
