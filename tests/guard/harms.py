@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness.rank.guard import guard, training
-from harness.rank.guard.posting import mailbox
-from harness.rank.guard.reporting import account
+from harness.rank.guard.reporting import account, mailbox
 from harness.rank.guard.sampling import gradient_samples
 
 STEP = 7

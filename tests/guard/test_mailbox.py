@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard.posting import mailbox
 from harness.rank.guard.posting.budget import FIRST_CHECKS, Cost
-from harness.rank.guard.posting.mailbox import Mailbox
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.posting.stores import AT_ONCE, PART, Store
+from harness.rank.guard.reporting import mailbox
+from harness.rank.guard.reporting.mailbox import Mailbox
 from tests.guard.made_posts import made_posts
 
 

@@ -14,7 +14,7 @@ from harness.rank.guard.checks.views import Alarm, Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
 from harness.rank.guard.posting.posts import LAST, Post
-from harness.rank.guard.states.saved_states import NAME, SavedStates
+from harness.rank.guard.reporting.saved_states import NAME, SavedStates
 from harness.rank.guard.states.training_states import (
     FILLED,
     PARTED,

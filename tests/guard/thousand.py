@@ -21,10 +21,10 @@ import torch.distributed as dist
 from harness.detectors.arithmetic import step_by_formula
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posting.mailbox import _name
 from harness.rank.guard.posting.packing import packed, unpacked
 from harness.rank.guard.posting.posts import Post, Update
 from harness.rank.guard.posting.stores import Store
+from harness.rank.guard.reporting.mailbox import _name
 from harness.rank.guard.sampling.samples import Positions
 from harness.rank.guard.sampling.update_samples import UPDATED
 from harness.rank.training.layouts import Described

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.hooks import unserializable_hook
 
-from .reporting.report import say, short
+from .sentences import say, short
 from .settings import report_in
 from .training import Training
 

@@ -57,15 +57,15 @@ from .data.rows import Rows
 from .earlier import Earlier
 from .facts import facts_of, masks_asked_for, planned_micro_batches
 from .fence import Fence, quietly
+from .merges import Merge
 from .posting.posts import Post
 from .process import captures, is_worker, makes_state, rank, world
 from .reporting.account import MOST_OPTIMIZERS, Account
 from .sampling.collectives import Collectives
 from .sampling.losses import Losses
 from .sampling.optimizers import has_constructed_any, instead_of_gradients
+from .saves import Checkpoints
 from .settings import Settings, report_in
-from .states.merges import Merge
-from .states.saves import Checkpoints
 from .states.schedules import Schedules
 from .training import UNNUMBERED, Training, training_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from harness.rank.guard.reporting.sentences import few
+from harness.rank.guard.sentences import few
 from harness.rank.guard.settings import CHECKS
 from harness.system import html_page
 from harness.system.text import plain

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
-from harness.rank.guard.reporting.sentences import alarm_in_words, known_bug, steps_in_words
+from harness.rank.guard.sentences import alarm_in_words, known_bug, steps_in_words
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import count, one_line
 

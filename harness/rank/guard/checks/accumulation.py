@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..reporting.sentences import number_of
+from ..sentences import number_of
 from . import together
 from .views import Alarm, Memory, View
 

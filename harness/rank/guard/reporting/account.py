@@ -10,16 +10,16 @@ from ..data.rows import Rows
 from ..fence import Fence
 from ..judge import judge, left_alarms
 from ..posting.budget import Cost
-from ..posting.mailbox import Mailbox
 from ..posting.posts import LAST, LocalAlarm, Post
 from ..process import restarts, world
 from ..sampling.collectives import Collectives
+from ..sentences import few, known_bug, watched_run
 from ..settings import CHECKS, Settings
-from ..states.saved_states import SavedStates
 from ..states.schedules import Schedules
 from ..training import UNNUMBERED, Training
+from .mailbox import Mailbox
 from .report import Report
-from .sentences import few, known_bug, watched_run
+from .saved_states import SavedStates
 from .summary import Clock, blind, content, line, merged, not_seen, percent, too_often, uncounted
 from .trackers import News, Trackers
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
-import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checks.views import Alarm
+from ..sentences import alarm_in_words, say
 from ..settings import Settings, report_in, signal_named
 from .report_files import ReportFiles
-from .sentences import alarm_in_words
 
 MOST_STEPS = 1000
 """Checked steps that a report lists: of more, it lists each second, fourth, ..."""
@@ -41,20 +38,6 @@ class Fault:
         others = len(alarm["parameters"]) - MOST_PARAMETERS
         alarm["parameters"] = alarm["parameters"][:MOST_PARAMETERS]
         return {**alarm, **facts, **({"more_parameters": others} if others > 0 else {})}
-
-
-def say(text: str) -> None:
-    """Print a line on stderr, if there is one."""
-    with contextlib.suppress(Exception):
-        sys.stderr.write(f"guard: {text}\n")
-        sys.stderr.flush()
-
-
-def short(error: BaseException) -> str:
-    """An error, and where it was raised, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}".split("\n")[0] + where
 
 
 class Report:

@@ -10,9 +10,9 @@ from ..checks.common_rows import NAME as COMMON_ROWS
 from ..checks.views import Memory
 from ..posting.budget import FIRST_CHECKS, LEAST_SECONDS, LEAST_STEPS, Cost
 from ..sampling.optimizers import MOMENTS
+from ..sentences import steps_in_words
 from ..training import Training
 from .report import Report
-from .sentences import steps_in_words
 
 UNCOUNTED = {
     "": "guard did not see them",

@@ -21,13 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..checks.finite import has_lost_loss
-from ..reporting.report import say, short
-from ..reporting.sentences import few
+from ..posting.budget import FIRST_CHECKS, steps_until_next
+from ..posting.packing import form_of, packed, unpacked
+from ..posting.posts import LAST, Post
+from ..posting.stores import Host, connected, joined
+from ..sentences import few, say, short
 from ..training import Training
-from .budget import FIRST_CHECKS, steps_until_next
-from .packing import form_of, packed, unpacked
-from .posts import LAST, Post
-from .stores import Host, connected, joined
 
 LATEST = 120.0
 """Seconds after which rank 0 gives up a check that not all ranks have posted."""

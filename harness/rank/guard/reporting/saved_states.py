@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from ..checks.checkpoints import State
-from .training_states import stamp
+from ..states.training_states import stamp
 
 NAME = "saved_states.json"
 

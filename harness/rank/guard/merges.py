@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..posting.posts import LocalAlarm
-from ..training import Training
+from .posting.posts import LocalAlarm
+from .training import Training
 
 ROWS, SEED = 8, 0
 UNEQUAL = 0.02

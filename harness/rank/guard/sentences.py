@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,3 +59,17 @@ def steps_in_words(steps: int, restarts: int) -> str:
 def number_of(number: int, noun: str, plural: str = "s") -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{plural if number != 1 else ''}"
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, if there is one."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"guard: {text}\n")
+        sys.stderr.flush()
+
+
+def short(error: BaseException) -> str:
+    """An error, and where it was raised, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}".split("\n")[0] + where

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...events import (
+from ..events import (
     Checkpoint,
     FilledState,
     Load,
@@ -18,12 +18,12 @@ from ...events import (
     SavedTensors,
     instrument,
 )
-from ..data.rows import Rows
-from ..fence import Fence
-from ..posting.posts import Pass
-from ..training import Training, training_of
-from .schedules import Schedules
-from .training_states import FILLED, WRITTEN
+from .data.rows import Rows
+from .fence import Fence
+from .posting.posts import Pass
+from .states.schedules import Schedules
+from .states.training_states import FILLED, WRITTEN
+from .training import Training, training_of
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched."""
