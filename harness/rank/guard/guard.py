@@ -52,7 +52,6 @@ from ..training.parameters import Modules
 from ..training.torch_layouts import inner_optimizer
 from .callers import place_of_caller
 from .checks.views import Alarm
-from .data.epochs import missing_epochs
 from .data.rows import Rows
 from .earlier import Earlier
 from .facts import facts_of, masks_asked_for, planned_micro_batches
@@ -88,8 +87,6 @@ class Guard:
         self.mailbox = self.account.mailbox
         self.checkpoints = Checkpoints(self.trainings, self.fence, self.rows, self.schedules)
         self.backwards = 0
-        self.coarse = False
-        self.lossy = ""
         self._scaler: Any = None
         self._reads_inputs = False
         self._in_backward = False
@@ -100,15 +97,26 @@ class Guard:
         """Subscribe, before the script runs."""
         on, guarded = events.instrument.on, self.fence.guarded
         is_alive, is_armed, is_due = self.fence.is_alive, self.fence.is_armed, self.fence.is_due
+        rows, numbers, losses = self.rows, self.rows.numbers, self.losses
+
+        def is_trainer() -> bool:
+            return is_alive() and not is_worker()
+
         on(NewOptimizer, after=guarded(self._add))
         on(Backward, around=self._backward, when=is_alive)
         on(GraphBackward, around=self._backward, when=is_alive)
         on(StageBackward, around=self._backward, when=is_alive)
-        on(StageGradients, after=guarded(self._note_gradients), when=is_armed)
+        # What a schedule writes is no edit of the loop.
+        on(StageGradients, after=guarded(lambda _: self._end_backward()), when=is_armed)
         on(EngineBackward, before=guarded(self._hand), when=is_alive)
         on(OutputGradient, after=guarded(self._pass_on), when=is_armed)
-        on(LossValue, after=guarded(self._loss), when=is_due)
-        on(Collective, before=guarded(self._collective), when=self._hears_collectives)
+        on(
+            LossValue,
+            after=guarded(lambda e: losses.called(e.value, e.arguments, e.keywords, e.owner)),
+            when=is_due,
+        )
+        calls = guarded(lambda event: self.collectives.called(event, self._in_backward))
+        on(Collective, before=calls, when=self._hears_collectives)
         for kind in (Clip, EngineClip):
             on(kind, before=guarded(self._clip), after=guarded(self._clipped), when=is_armed)
         on(Clip, before=guarded(self._note_clip), when=self.fence.is_new)
@@ -124,15 +132,19 @@ class Guard:
         on(ScalerStep, around=self._scaler_step, when=is_alive)
         self.checkpoints.subscribe()
         on(MergedAdapter, around=self._merge, when=is_alive)
-        on(DrawnIndex, after=guarded(self._drawn), when=is_alive)
-        on(Batch, after=guarded(self._batch), when=is_alive)
-        on(NewIterator, after=guarded(self._new_iterator), when=is_alive)
-        on(NewFetcher, before=quietly(self._worker_begins), when=is_worker)
-        on(Fetch, after=quietly(self._worker_has_read), when=is_worker)
-        on(Written, before=guarded(self._note_writer), when=is_alive)
-        on(TrainerEnd, after=guarded(self._end_of_trainer), when=is_alive)
+        on(DrawnIndex, after=guarded(lambda e: rows.drawn(e.owner, e.value)), when=is_alive)
+        on(Batch, after=guarded(self._batch), when=is_trainer)
+        on(NewIterator, after=guarded(lambda e: numbers.begin(e.owner, e.loader)), when=is_trainer)
+        on(NewFetcher, before=quietly(lambda e: numbers.worker_begins(e.dataset)), when=is_worker)
+        on(Fetch, after=quietly(lambda e: numbers.worker_has_read(e.owner.dataset)), when=is_worker)
+        on(Written, before=guarded(lambda e: self.account.trackers.wrote(e.owner)), when=is_alive)
+        on(TrainerEnd, after=guarded(lambda e: rows.trainer_ends(*e.values[:2])), when=is_alive)
         on(Joined, after=guarded(self._joined), when=is_alive)
-        on(NewCommunication, before=guarded(self._communicates), when=is_alive)
+        on(
+            NewCommunication,
+            before=guarded(lambda e: self.collectives.communicates(e.hook)),
+            when=is_alive,
+        )
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.fence.note_fork)
         atexit.register(self.close)
@@ -225,9 +237,6 @@ class Guard:
         elif any(one.skips.are_many for one in self.trainings):
             self.losses.note_root(root)
 
-    def _note_gradients(self, event: StageGradients) -> None:
-        self._end_backward()  # what a schedule writes is no edit of the loop
-
     def _end_backward(self) -> None:
         for training in self.trainings:
             if training.armed:
@@ -256,9 +265,6 @@ class Guard:
         events.instrument.refresh()  # a package may have wrapped the optimizer since it was made
         return Modules(goes_on)
 
-    def _loss(self, event: LossValue) -> None:
-        self.losses.called(event.value, event.arguments, event.keywords, event.owner)
-
     def _hand(self, event: EngineBackward) -> None:
         engine, (loss, *_) = event.owner, event.values
         self.losses.note_unscaled(loss)
@@ -277,9 +283,6 @@ class Guard:
         is_checked = self.fence.is_due() or self.fence.is_armed()
         may_average = not self.trainings or self.collectives.is_between
         return is_checked or (may_average and self.fence.is_alive())
-
-    def _collective(self, event: Collective) -> None:
-        self.collectives.called(event, self._in_backward)
 
     def _clip(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}
@@ -340,12 +343,6 @@ class Guard:
         is_open = any(one.armed and not one.is_sampled for one in trainings)
         if any(had_gradients) or is_open:
             self.losses.cleared()
-
-    def _end_of_trainer(self, event: TrainerEnd) -> None:
-        self.rows.alarms += list(missing_epochs(*event.values[:2]))
-
-    def _note_writer(self, event: Written) -> None:
-        self.account.trackers.wrote(event.owner)
 
     def _note_scaler(self, event: NewScaler) -> None:
         self._scaler = event.owner
@@ -481,7 +478,7 @@ class Guard:
         post.rows, post.epochs = self.rows.of_step(), self.rows.samples()
         post.orders = self.rows.resumed_orders()
         post.passes, post.optimizers = self.rows.passes(), len(self.trainings)
-        post.coarse, post.lossy = self.coarse, self.lossy
+        post.coarse, post.lossy = self.collectives.coarse, self.collectives.lossy
         post.averages = post.averages or self.collectives.reason
         post.alarms += self.rows.alarms + self.schedules.alarms
         self.rows.alarms, self.schedules.alarms = [], []
@@ -509,37 +506,15 @@ class Guard:
         if alarm is not None:
             self.account.tell(self.trainings[0], alarm)
 
-    def _drawn(self, event: DrawnIndex) -> None:
-        self.rows.drawn(event.owner, event.value)
-
     def _batch(self, event: Batch) -> None:
-        if is_worker():
-            return
         if event.ended:
             self.rows.ended(event.owner)
         else:
             self.rows.batch(event.owner, event.value, self.fence.is_due())
 
-    def _new_iterator(self, event: NewIterator) -> None:
-        if not is_worker():
-            self.rows.numbers.begin(event.owner, event.loader)
-
-    def _worker_begins(self, event: NewFetcher) -> None:
-        self.rows.numbers.worker_begins(event.dataset)
-
-    def _worker_has_read(self, event: Fetch) -> None:
-        self.rows.numbers.worker_has_read(event.owner.dataset)
-
     def _joined(self, event: Joined) -> None:
         for training in self.trainings:
             training.joined = training.steps
-
-    def _communicates(self, event: NewCommunication) -> None:
-        self.coarse = True
-        if "powersgd" in getattr(event.hook, "__name__", "").lower():
-            self.lossy = "PowerSGD"
-        elif not getattr(event.hook, "__module__", "torch").startswith("torch."):
-            self.lossy = "the loop's communication hook"
 
     # -- the end --
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..posting.posts import EpochSample, LocalAlarm, Pass, sampled_rows
-from .epochs import FIRST_BATCHES, Epoch
+from .epochs import FIRST_BATCHES, Epoch, missing_epochs
 from .samplers import batches_of, draws_again, epoch_samplers, is_installed, shuffles
 from .splits import EpochRows, sample_of_step, splits
 from .streams import ROUNDS, Rounds
@@ -335,6 +335,10 @@ class Rows:
             self._step.append((loader, rows[:MOST_ROWS]))
             if isinstance(index, list) and len(index) == len(rows):
                 self._values.setdefault(loader, {}).update(zip(index, rows))
+
+    def trainer_ends(self, settings: Any, state: Any) -> None:
+        """Note that transformers' Trainer has trained."""
+        self.alarms += list(missing_epochs(settings, state))
 
     def unmasked(self, setting: str) -> LocalAlarm | None:
         """What is told if labels are to be masked by a setting, and those of no batch are."""

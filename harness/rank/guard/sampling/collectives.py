@@ -46,6 +46,10 @@ class Collectives:
         """Whether collectives of this moment may average weights."""
         self.reduced = 0
         """The values that were reduced after a backward, since the last step."""
+        self.coarse = False
+        """Whether gradients travel in 16 bits: the loop has a communication hook."""
+        self.lossy = ""
+        """A reduction that is no mean on purpose, such as PowerSGD."""
         self._has_stepped = False
         self._gathered: list[int] = []
         """How many operations autograd had noted before each gather."""
@@ -76,6 +80,14 @@ class Collectives:
             number = node._sequence_nr() if node is not None else 0
             self.gathers = self.gathers or not number or min(self._gathered) <= number
             self._gathered = []
+
+    def communicates(self, hook: Any) -> None:
+        """A wrapper gets a communication hook of the loop."""
+        self.coarse = True
+        if "powersgd" in getattr(hook, "__name__", "").lower():
+            self.lossy = "PowerSGD"
+        elif not getattr(hook, "__module__", "torch").startswith("torch."):
+            self.lossy = "the loop's communication hook"
 
     def called(self, event: Collective, in_backward: bool) -> None:
         """A collective is called."""
