@@ -55,7 +55,7 @@ def kinds(memory: Memory, posts: list[Post]) -> set[tuple[str, str]]:
 def test_gradients_of_one_direction_do_not_say_whether_ranks_are_alone() -> None:
     memory = Memory()
     assert kinds(memory, with_biases_of_one_direction(posts_of(1))) == set()
-    assert set(memory.held) == APART
+    assert set(memory.apart.held) == APART
     posts = with_biases_of_one_direction(posts_of(1, loop_says_so=False))
     assert kinds(Memory(), posts) == APART
 
@@ -63,7 +63,7 @@ def test_gradients_of_one_direction_do_not_say_whether_ranks_are_alone() -> None
 def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> None:
     memory = Memory()
     assert kinds(memory, posts_of(1)) == kinds(memory, posts_of(LOCAL_STEPS)) == set()
-    assert {(one.check, one.kind, one.step) for one in memory.held.values()} == {
+    assert {(one.check, one.kind, one.step) for one in memory.apart.held.values()} == {
         (*kind, 1) for kind in APART
     }
     assert "alone" in " ".join(memory.not_seen.values())
@@ -72,7 +72,7 @@ def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> No
 
     assert {(alarm.check, alarm.kind) for alarm in alarms} >= APART
     assert {alarm.step for alarm in alarms if (alarm.check, alarm.kind) in APART} == {1}
-    assert not memory.held
+    assert not memory.apart.held
     assert "alone" not in " ".join(memory.not_seen.values())
 
 
@@ -81,7 +81,7 @@ def test_ranks_whose_weights_the_loop_averages_are_right() -> None:
     assert kinds(memory, posts_of(1)) == set()
     assert kinds(memory, posts_of(9, averages="the loop averages")) == set()
     assert kinds(memory, posts_of(LOCAL_STEPS + 9)) == set()
-    assert not memory.held
+    assert not memory.apart.held
     assert "the loop averages" in memory.not_seen["replicas"]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from harness.rank.guard.checks.samples import samples
-from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.checks.views import Memory, RowMemory, View
 from harness.rank.guard.data.rows import Rows
 from harness.rank.guard.posting.posts import Pass, Post
 from tests.guard.test_rows import Numbers, OneOrder, read
@@ -44,7 +44,7 @@ def begun(rows: Rows, batches: int, ahead: int = 0) -> list[Pass]:
 
 def told_after(saved: Sequence[Pass], later: list[int], repeats: int = 1) -> list[str]:
     """The kinds of alarms of a training that goes on with these rows."""
-    rows, memory = Rows(), Memory(begun=list(saved))
+    rows, memory = Rows(), Memory(data=RowMemory(begun=list(saved)))
     rows.restart(goes_on=True)
     read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)), epochs=repeats)
     post = Post(0, 0, 1, passes=rows.passes())
@@ -98,7 +98,7 @@ def test_epoch_after_a_load_has_another_order_than_the_one_before_the_save(
     read(first, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(before))))
     second.restart(goes_on=True)
     read(second, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(later))))
-    memory = Memory(orders=first.orders() if is_whole else [])
+    memory = Memory(data=RowMemory(orders=first.orders() if is_whole else []))
     post = Post(0, 0, 1, orders=second.resumed_orders())
     assert [alarm.kind for alarm in samples([View(post, [], None)], memory)] == kinds
     assert second.resumed_orders() == []

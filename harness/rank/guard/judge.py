@@ -43,7 +43,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     weight = 2 if any(post.is_whole for post in was_dropped) else 1
     count = loss_count(views) if was_dropped else None
     is_of_parts = count is not None and count.micro > 1 and abs(count.total - 1) <= LOSS_NEAR
-    memory.dropped = memory.dropped + weight if is_of_parts else 0
+    memory.gradients.dropped = memory.gradients.dropped + weight if is_of_parts else 0
     if was_dropped and not is_of_parts:
         memory.not_seen["dropped"] = (
             "whether it is meant that gradients are cleared before a step uses them, perhaps as "
@@ -56,7 +56,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     ]
     for judge_of_step in JUDGES:
         of_gradients = judge_of_step in (gradients, accumulation)
-        if not (of_gradients and was_dropped and memory.dropped < PATIENCE):
+        if not (of_gradients and was_dropped and memory.gradients.dropped < PATIENCE):
             alarms += judge_of_step(views, memory)
     return _merged(_without_local_steps(alarms, views, memory))
 
@@ -67,7 +67,7 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     is_complete = len(views) == len(memory.described) > 1
     if not (is_one_step and is_complete and all("bits" in view.post.tensors for view in views)):
         return
-    if not memory.averages and not memory.unreduced:
+    if not memory.apart.averages and not memory.apart.unreduced:
         count = memory.compared.get("replicas", 0)
         for alarm in replicas(views, memory):
             # What writes an average, or other weights, on one rank changes all of them.
@@ -88,51 +88,53 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 def left_alarms(memory: Memory, averages: str = "") -> list[Alarm]:
     """The alarms that wait for a further check, which does not come: the training is over.
     ``averages`` says why weights that differ may be right, if the loop has averaged since."""
-    return [] if averages else list(memory.held.values())
+    return [] if averages else list(memory.apart.held.values())
 
 
 def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
     """The alarms, without those of local SGD: it reduces no gradients, and averages the weights
     each few steps. A loop that has done so in none of many steps forgets the reduction."""
     step = views[0].post.step
-    if memory.unreduced and not memory.alone:
-        memory.alone_since = step
-    memory.alone += memory.unreduced
+    if memory.apart.unreduced and not memory.apart.alone:
+        memory.apart.alone_since = step
+    memory.apart.alone += memory.apart.unreduced
     averages = next((view.post.averages for view in views if view.post.averages), "")
     if len({view.post.joined for view in views}) > 1:
         averages = "the ranks have taken unlike numbers of steps in a join()"
-    if memory.unreduced and any(
+    if memory.apart.unreduced and any(
         int(view.post.tensors.get("outside", NONE).sum()) for view in views
     ):
         averages = "the loop itself changes weights after a step, as local SGD does"
-    if memory.unreduced and any(view.post.outer for view in views):
+    if memory.apart.unreduced and any(view.post.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
-    if memory.unreduced and not any(map(_shares_a_training, views)):
+    if memory.apart.unreduced and not any(map(_shares_a_training, views)):
         averages = (
             "perhaps each rank trains a model of its own, as nothing is reduced, no wrapper says "
             "that ranks share a model, and no sampler splits rows among them"
         )
-    memory.averages = memory.averages or averages
+    memory.apart.averages = memory.apart.averages or averages
     apart = _merged([one for one in alarms if (one.check, one.kind) in APART])
     others = [one for one in alarms if (one.check, one.kind) not in APART]
-    if memory.averages:
-        memory.held.clear()
+    if memory.apart.averages:
+        memory.apart.held.clear()
         memory.not_seen.pop("alone", None)
         for name in ("gradients", "replicas"):
-            memory.not_seen[name] = f"{name} are not compared: {memory.averages}"
+            memory.not_seen[name] = f"{name} are not compared: {memory.apart.averages}"
         return others
-    if memory.unreduced and step - memory.alone_since < LOCAL_STEPS:
+    if memory.apart.unreduced and step - memory.apart.alone_since < LOCAL_STEPS:
         for alarm in apart:
             alarm.step = alarm.step or step
-            memory.held.setdefault((alarm.check, alarm.kind), alarm)
+            memory.apart.held.setdefault((alarm.check, alarm.kind), alarm)
         memory.not_seen["alone"] = (
-            f"ranks train alone since step {memory.alone_since}, as in local SGD: whether they "
-            f"ever average their weights is told {LOCAL_STEPS} steps later, or at the end"
+            f"ranks train alone since step {memory.apart.alone_since}, as in local SGD: whether "
+            f"they ever average their weights is told {LOCAL_STEPS} steps later, or at the end"
         )
         return others
-    if memory.unreduced and apart:
-        apart = list({**{(one.check, one.kind): one for one in apart}, **memory.held}.values())
-        memory.held.clear()
+    if memory.apart.unreduced and apart:
+        apart = list(
+            {**{(one.check, one.kind): one for one in apart}, **memory.apart.held}.values()
+        )
+        memory.apart.held.clear()
         memory.not_seen.pop("alone", None)
     return others + apart
 
@@ -148,8 +150,8 @@ def _remembered(post: Post, memory: Memory) -> View:
     if post.described:
         memory.described[post.rank] = ParameterTable.of(post.described)
         memory.first_bits.pop(post.rank, None)
-        memory.at_first.pop(post.rank, None)
-        memory.compared_gradients = {}
+        memory.weights.at_first.pop(post.rank, None)
+        memory.gradients.compared = {}
     if "first_bits" in post.tensors:
         memory.first_bits[post.rank] = post.tensors["first_bits"]
     table = memory.described.get(post.rank) or ParameterTable.of([])

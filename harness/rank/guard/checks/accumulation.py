@@ -74,36 +74,38 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     yield from _stages(views)
     losses = _count_of_function(views)
     if losses is None:
-        memory.uncounted = next((one.post.uncounted for one in views if one.post.uncounted), "none")
+        memory.losses.uncounted = next(
+            (one.post.uncounted for one in views if one.post.uncounted), "none"
+        )
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
     is_split = any(together.table(view).columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
-    memory.has_terms = memory.has_terms or losses.has_terms
+    memory.losses.has_terms = memory.losses.has_terms or losses.has_terms
     if memory.trainer:  # also if they are small: the graph has them
         yield from _other_terms(views, losses, ranks)
-    if memory.has_terms:  # a term that is almost 0 in this step is one, too
-        memory.uncounted = "terms"
+    if memory.losses.has_terms:  # a term that is almost 0 in this step is one, too
+        memory.losses.uncounted = "terms"
         return
-    memory.uncounted = ""
+    memory.losses.uncounted = ""
     memory.compared["accumulation"] = micro
-    memory.most_micro = max(memory.most_micro, micro)
+    memory.losses.most_micro = max(memory.losses.most_micro, micro)
     yield from _early(views, losses, memory)
-    if micro < memory.most_micro:
+    if micro < memory.losses.most_micro:
         return  # the last group of an epoch may be short, and divided as the others are
-    if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.factor)):
+    if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.gradients.factor)):
         yield from _uneven(views, losses, memory)
         return  # a reduction by sum makes up for a loss that is divided by the ranks
     is_of_package = losses.whole or any(view.post.goes_on for view in views)
-    if is_of_package and not (memory.has_factor and memory.compared.get("gradients")):
+    if is_of_package and not (memory.gradients.has_factor and memory.compared.get("gradients")):
         return  # it may divide the gradients later
     who = [view.rank for view in views]
     sentence = f"the step counts the loss {total:.4g} times instead of once"
-    before, memory.loss_count = memory.loss_count, total
+    before, memory.losses.loss_count = memory.losses.loss_count, total
     # A weight of the user's may grow: it has another value in the next step.
     stays = abs(total - before) <= LOSS_NEAR * total
-    memory.steady = memory.steady + 1 if stays else 0
-    is_sure = micro > 1 or memory.steady >= 2
+    memory.losses.steady = memory.losses.steady + 1 if stays else 0
+    is_sure = micro > 1 or memory.losses.steady >= 2
     factors = _factors(micro, ranks)
     if losses.whole:
         factors = {name: factors[name] for name in WHOLE}
@@ -147,7 +149,7 @@ def _why_unclear(views: Sequence[View], losses: LossCount, name: str, memory: Me
     is_of_ranks = "ranks" in name
     if is_of_ranks and losses.summed and not losses.total < 1:
         return "it is a sum over its rows"
-    if is_of_ranks and not (memory.has_factor and memory.compared.get("gradients")):
+    if is_of_ranks and not (memory.gradients.has_factor and memory.compared.get("gradients")):
         return "perhaps what reduces the gradients makes up for that"
     return ""
 
@@ -160,10 +162,10 @@ def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator
     """A step has as many micro-batches as its losses are divided by. That may be another number
     than before, as in a curriculum."""
     plans = {view.post.planned for view in views}
-    plan = max(memory.most_micro, plans.pop() if len(plans) == 1 else 0)
+    plan = max(memory.losses.most_micro, plans.pop() if len(plans) == 1 else 0)
     is_early = losses.micro < plan and abs(losses.total * plan / losses.micro - 1) <= LOSS_NEAR
-    memory.early = memory.early + 1 if is_early else 0
-    if memory.early >= EARLY:
+    memory.losses.early = memory.losses.early + 1 if is_early else 0
+    if memory.losses.early >= EARLY:
         text = (
             f"each step comes after {losses.micro} of {number_of(plan, 'micro-batch', 'es')}, and "
             f"the losses are divided by {plan}"
@@ -216,8 +218,8 @@ def _uneven(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterato
         counts, sizes = view.post.tensors.get("targets", torch.ones(2)).double().reshape(-1, 2).T
         has_ignored = bool((counts < sizes).any()) and bool((counts > 0).all())
         shares.append(float(counts.max() / counts.min()) if has_ignored else 1.0)
-    memory.uneven = memory.uneven + 1 if max(shares) >= UNEVEN else 0
-    if memory.uneven == 2:
+    memory.losses.uneven = memory.losses.uneven + 1 if max(shares) >= UNEVEN else 0
+    if memory.losses.uneven == 2:
         text = (
             f"a token of one micro-batch counts {max(shares):.3g} times as much as one of another: "
             "micro-batches count alike, however many tokens have a label"

@@ -323,8 +323,8 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
             )
         return
     memory.compared["checkpoints"] = sum(map(len, saved.wholes.values()))
-    memory.begun = [Pass(**one) for one in saved.begun]
-    memory.orders = saved.orders if state.is_promised else []
+    memory.data.begun = [Pass(**one) for one in saved.begun]
+    memory.data.orders = saved.orders if state.is_promised else []
     yield from _rate(saved, state)
     lost = saved.unequal(state, _is_state) if is_whole else []
     if lost:

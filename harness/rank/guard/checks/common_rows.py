@@ -29,13 +29,13 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     memory.compared.pop(NAME, None)
     memory.not_seen.pop(NAME, None)
     if any(view.post.rows or view.post.epochs for view in views):
-        memory.alike.clear()
+        memory.data.alike.clear()
         return
     marks = {view.rank: mark for view in views if (mark := _mark(view.post)) is not None}
     reduced = _reduced_by_loop(views)
     for group in sorted(reduced or splitting_groups(views)):
         members = {marks.get(rank) for rank in group}
-        steps = memory.alike.setdefault(group, set())
+        steps = memory.data.alike.setdefault(group, set())
         if None not in members:
             memory.compared[NAME] = len(members)
         if len(members) > 1 or None in members:

@@ -30,7 +30,7 @@ def has_lost_loss(post: Post) -> bool:
 def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Losses and weights are finite."""
     _note_seen(views, memory)
-    if memory.was_told:
+    if memory.weights.was_told:
         return
     losses = {v.rank: loss for v in views if (loss := _lost_loss(v.post)) is not None}
     weights = {v.rank: lost for v in views if (lost := _lost_weights(v, memory, bool(losses)))}
@@ -39,10 +39,10 @@ def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if weights:
         alarm = _alarm(views, memory, weights, losses)
         alarm.text += where
-        memory.was_told = True
+        memory.weights.was_told = True
         yield alarm
     elif not losses:
-        memory.finite_step = step
+        memory.weights.finite_step = step
     if losses and (where or "loss" not in memory.not_seen):
         value = next(iter(losses.values()))
         memory.not_seen["loss"] = (
@@ -84,8 +84,8 @@ def _lost_weights(view: View, memory: Memory, has_lost_loss: bool) -> list[int]:
     Some are infinite on purpose, such as the bias of words that never occur, and some modules are
     never used: then loss and gradient are finite.
     """
-    is_first = view.rank not in memory.at_first
-    at_first = memory.at_first.setdefault(view.rank, set())
+    is_first = view.rank not in memory.weights.at_first
+    at_first = memory.weights.at_first.setdefault(view.rank, set())
     lost = [number for number in _not_finite(view, "weight_sizes") if number not in at_first]
     if is_first and lost and not has_lost_loss:
         spoilt = _not_finite(view, "gradient_sizes")
@@ -115,7 +115,11 @@ def _alarm(
     result_of_step = f"the step makes {named(names)} not finite"
     ranks = sorted(weights)
     if before:
-        since = f"; in step {memory.finite_step} all seemed finite" if memory.finite_step else ""
+        since = (
+            f"; in step {memory.weights.finite_step} all seemed finite"
+            if memory.weights.finite_step
+            else ""
+        )
         names = _names(lost, {v.rank: _not_finite(v, "sizes_before") for v in lost})
         verb = "were" if len(names) > 1 else "was"
         text = f"{named(names)} {verb} not finite already before this step{since}"

@@ -62,9 +62,9 @@ class Pair:
 
 def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The gradient that an optimizer uses is the mean of those that the ranks computed."""
-    memory.unreduced = False
+    memory.apart.unreduced = False
     lossy = next((view.post.lossy for view in views if view.post.lossy), "")
-    memory.has_factor = not lossy
+    memory.gradients.has_factor = not lossy
     if lossy:
         memory.not_seen["gradients"] = f"gradients are not compared: {lossy} is no mean on purpose"
         return
@@ -72,7 +72,7 @@ def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if names := view.post.without_gradient:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
-    memory.factor, losses = 1.0, cache(partial(loss_count, views))
+    memory.gradients.factor, losses = 1.0, cache(partial(loss_count, views))
     if not any(view.post.without_gradient for view in views):
         right_ones = together.right_gradients(views, NEAR)
         if right_ones is not None:
@@ -121,10 +121,10 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     if not torch.isfinite(gradient).all() or not mean.any():
         return None
     near = NEAR_IN_16_BITS if any(pair.coarse for pair in pairs) else NEAR
-    if (view.post.stale or memory.stale) and any(pair.left is not None for pair in pairs):
+    if (view.post.stale or memory.gradients.stale) and any(pair.left is not None for pair in pairs):
         alarm = _stale(view, pairs, near)
         if alarm is not None:
-            memory.has_factor, memory.stale = False, True
+            memory.gradients.has_factor, memory.gradients.stale = False, True
             return alarm
     largest = math.sqrt(sum(pair.largest**2 for pair in pairs))
     ratio = float(gradient @ mean / (mean @ mean))
@@ -133,8 +133,8 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     if view.post.edited and is_common and not gradient.any():
         return None  # the loop freezes them so
     if not gradient.any() or error > near * max(float(gradient.norm()), abs(ratio) * largest):
-        memory.has_factor = False
-        if view.post.edited and not memory.dropped and _is_edit(pairs, near, memory):
+        memory.gradients.has_factor = False
+        if view.post.edited and not memory.gradients.dropped and _is_edit(pairs, near, memory):
             return None
         usual = _usual_ratio(pairs)
         names = [pair.name for pair in pairs if pair.relative_error(usual) > 5 * near]
@@ -150,7 +150,7 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         )
         parameters = [worst, *(name for name in names if name != worst)]
         return Alarm("gradients", "mean", text, [view.rank], size, parameters)
-    memory.factor = ratio
+    memory.gradients.factor = ratio
     is_sum = abs(ratio - len(pairs[0].parts)) <= near * ratio
     if view.post.edited and is_common and not is_sum:
         return None  # a loop that makes all gradients equally long
@@ -321,8 +321,8 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         means = {pair.name: pair.mean for pair in tied}
         for pair in tied:
             pair.tied = [mean for name, mean in means.items() if name != pair.name]
-    memory.unreduced = True in alone and False not in alone
-    memory.has_factor = memory.has_factor and not in_step
+    memory.apart.unreduced = True in alone and False not in alone
+    memory.gradients.has_factor = memory.gradients.has_factor and not in_step
     _note_compared({name: name in compared for name in names}, views, memory, in_step)
     for view in views:
         if pairs[view.rank]:
@@ -407,9 +407,9 @@ def _note_compared(
     """Note of each parameter that this check looks at whether its gradients were compared. The
     step itself may reduce those of the parameters ``in_step``."""
     memory.compared["gradients"] = sum(compared.values())
-    memory.compared_gradients.update(compared)
+    memory.gradients.compared.update(compared)
     without_comparison = {
-        name for name, is_compared in memory.compared_gradients.items() if not is_compared
+        name for name, is_compared in memory.gradients.compared.items() if not is_compared
     }
     if not without_comparison:
         memory.not_seen.pop("gradients", None)
@@ -424,6 +424,6 @@ def _note_compared(
     reasons |= {"the optimizer's step may reduce them itself"} if in_step else set()
     why = ", ".join(sorted(reason for reason in reasons if reason)) or "no gradient was seen"
     memory.not_seen["gradients"] = (
-        f"gradients of {len(without_comparison)} of {len(memory.compared_gradients)} parameters "
+        f"gradients of {len(without_comparison)} of {len(memory.gradients.compared)} parameters "
         f"are not compared: {why}"
     )

@@ -39,7 +39,7 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             continue
         updates = [one for one in sampled_updates(view) if one.described.stepped in DIGITS]
         still = None if view.post.fused_scale else _still(updates, view, memory)
-        row = memory.still.setdefault(view.rank, [])
+        row = memory.weights.still.setdefault(view.rank, [])
         least = AT_RANDOM if view.post.hooked else 0.0
         was_told = _is_told(row, least)
         row[:] = [*row, still.at_random] if still is not None else []
@@ -98,13 +98,13 @@ def _at_full_rate(
 ) -> list[SampledUpdate]:
     """The updates whose formula is known, and whose rate does not warm up and is not at its end:
     there, a step that is too short is right."""
-    before = memory.rates.get(view.rank, {})
+    before = memory.weights.rates.get(view.rank, {})
     rates: dict[str, Rate] = {}
     for update in updates:
         rate, rate_before = rates.get(update.group), before.get(update.group)
         latest = max(update.rate, rate.last if rate else 0.0)
         rates[update.group] = Rate(latest, max(latest, rate_before.highest if rate_before else 0.0))
-    memory.rates[view.rank] = {**before, **rates}
+    memory.weights.rates[view.rank] = {**before, **rates}
     return [
         update
         for update in updates

@@ -47,9 +47,9 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         twins = {rank: rows for rank, rows in lists.items() if readers_of[rows] > 1}
         key = loader, group
         surprise = _surprise(lists, twins, memory)
-        memory.surprises[key] = max(0.0, memory.surprises.get(key, 0.0)) + surprise
+        memory.data.surprises[key] = max(0.0, memory.data.surprises.get(key, 0.0)) + surprise
         is_first = views[0].post.check == 1 and any(len({*rows}) >= FEW for rows in twins.values())
-        if not twins or not (memory.surprises[key] >= ENOUGH or is_first):
+        if not twins or not (memory.data.surprises[key] >= ENOUGH or is_first):
             continue
         repeated = len(set().union(*twins.values()))
         total = len(set().union(*lists.values()))
@@ -86,7 +86,7 @@ def _of_epochs(
         readers_of = Counter(row for sample in readers.values() for row in sample.rows)
         common = {row for row, count in readers_of.items() if count > 1}
         is_split = sum(sample.surprise for sample in readers.values()) >= SURE
-        if len(common) < LEAST_COMMON or not is_split or loader in memory.varied:
+        if len(common) < LEAST_COMMON or not is_split or loader in memory.data.varied:
             continue
         ranks = [rank for rank, sample in readers.items() if not common.isdisjoint(sample.rows)]
         text = (
@@ -99,10 +99,10 @@ def _of_epochs(
 def _note_values(sample: EpochSample, memory: Memory) -> None:
     """Remember the values of a step's rows: if they vary, their numbers do not say which rows they
     are."""
-    values = memory.row_values.setdefault(sample.loader, {})
+    values = memory.data.row_values.setdefault(sample.loader, {})
     for row, value in sample.step:
         if values.get(row, value) != value:
-            memory.varied.add(sample.loader)
+            memory.data.varied.add(sample.loader)
         if len(values) < MOST_ROWS:
             values.setdefault(row, value)
 
@@ -111,15 +111,15 @@ def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """An epoch has other rows than the one before, if a sampler's epoch says which it has."""
     for view in views:
         for one in view.post.passes:
-            memory.passes.setdefault((one.loader, one.number), {})[view.rank] = one
+            memory.data.passes.setdefault((one.loader, one.number), {})[view.rank] = one
     posted = {(one.loader, one.number) for view in views for one in view.post.passes}
     for loader, number in sorted(posted):
-        by_rank = memory.passes[loader, number]
+        by_rank = memory.data.passes[loader, number]
         if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
             yield from _resumed(by_rank, memory)
-            _note_stuck(memory.passes.get((loader, number - 1), {}), by_rank, memory)
-    while len(memory.passes) > MOST_PASSES:
-        del memory.passes[min(memory.passes, key=lambda key: key[1])]
+            _note_stuck(memory.data.passes.get((loader, number - 1), {}), by_rank, memory)
+    while len(memory.data.passes) > MOST_PASSES:
+        del memory.data.passes[min(memory.data.passes, key=lambda key: key[1])]
 
 
 def _times(by_rank: Mapping[int, Pass]) -> Counter[int]:
@@ -139,8 +139,8 @@ def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
     """The rest of an epoch has none of the rows that it had before the save. A loop that begins the
     epoch again after a load reads all of its rows."""
     remainder = of_ranks(by_rank.values())
-    begun = [one for one in memory.begun if one.size == remainder.size]
-    memory.begun = [one for one in memory.begun if one.size != remainder.size]
+    begun = [one for one in memory.data.begun if one.size == remainder.size]
+    memory.data.begun = [one for one in memory.data.begun if one.size != remainder.size]
     spare = max([remainder.batch, *(one.batch for one in begun)])
     is_rest = len(begun) == 1 and abs(begun[0].rows + remainder.rows - remainder.size) <= spare
     if not is_rest or len(set(remainder.sampled)) < len(remainder.sampled):
@@ -158,7 +158,7 @@ def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
 
 def _replayed(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """After a load of the whole training, an epoch has another order than before the save."""
-    if any(order in memory.orders for order in views[0].post.orders):
+    if any(order in memory.data.orders for order in views[0].post.orders):
         text = (
             "the epoch after the load begins with the same rows in the same order as the one "
             "before the save: the loader has forgotten how many epochs it has read"
@@ -186,11 +186,11 @@ def _surprise(
 ) -> float:
     """How much it speaks against ranks that draw from few rows, each as it likes, that several have
     the same in one order: half of the logarithm of its chance, less what makes up for luck."""
-    if len(memory.rows) < MOST_ROWS:
-        memory.rows.update(*lists.values())
+    if len(memory.data.rows) < MOST_ROWS:
+        memory.data.rows.update(*lists.values())
     sizes = [len({*rows}) for rows in twins.values()]
     pairs = math.log(len(lists) * (len(lists) - 1) / 2)
-    chance = pairs - _log_orders(len(memory.rows), min(sizes)) if sizes else 0.0
+    chance = pairs - _log_orders(len(memory.data.rows), min(sizes)) if sizes else 0.0
     return -min(0.0, chance) / 2 - math.log(2)
 
 

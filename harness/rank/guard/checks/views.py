@@ -45,15 +45,9 @@ class Rate:
 
 
 @dataclass
-class Memory:
-    """What the judge keeps of earlier posts."""
+class LossMemory:
+    """What the losses of earlier checks have shown."""
 
-    described: dict[int, Sequence[Described]] = field(default_factory=dict)
-    """By rank."""
-    first_bits: dict[int, Tensor] = field(default_factory=dict)
-    """By rank, the bit sums of the weights when training began."""
-    dropped: int = 0
-    """The checks in a row in which gradients were cleared before a step used them."""
     most_micro: int = 0
     """The most micro-batches of a step so far."""
     loss_count: float = 0.0
@@ -68,6 +62,12 @@ class Memory:
     """Why the losses of the last check were not counted; empty if they were."""
     uneven: int = 0
     """The checks in a row in which tokens of micro-batches counted unlike."""
+
+
+@dataclass
+class RowMemory:
+    """What ranks have read so far."""
+
     rows: set[int] = field(default_factory=set)
     """The rows that were read in checked steps."""
     row_values: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -85,16 +85,15 @@ class Memory:
     as a logarithm."""
     alike: dict[tuple[int, ...], set[Any]] = field(default_factory=dict)
     """By group of ranks, the gradients and targets of checks in a row in which all had the same."""
-    trainer: bool = False
-    """Whether transformers' Trainer runs the steps."""
-    rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
-    """By rank and by the other settings of a group, its rate in the last check."""
-    still: dict[int, list[float]] = field(default_factory=dict)
-    """By rank, the checks in a row in which weights in 16 bits did not move: how many of them would
-    by a rounding at random."""
-    compared: dict[str, int] = field(default_factory=dict)
-    """By check, how many parameters the last one compared."""
-    compared_gradients: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass
+class GradientMemory:
+    """What the gradients of earlier checks, and of this one, have shown."""
+
+    dropped: int = 0
+    """The checks in a row in which gradients were cleared before a step used them."""
+    compared: dict[str, bool] = field(default_factory=dict)
     """By name, whether gradients were compared in the last check that looked at them."""
     factor: float = 1.0
     """How many times the mean of the ranks' gradients an optimizer uses in this step."""
@@ -102,6 +101,12 @@ class Memory:
     """Whether it does so, and not something else."""
     stale: bool = False
     """Whether gradients were used a second time: later ones are of several steps before."""
+
+
+@dataclass
+class ApartMemory:
+    """Whether each rank trains alone, as in local SGD."""
+
     unreduced: bool = False
     """Whether in this step each rank uses the gradient that it computed itself, in a model of which
     no wrapper says that it is reduced, or was told to reduce nothing."""
@@ -113,18 +118,48 @@ class Memory:
     """... and the alarms that wait for the loop to average weights."""
     averages: str = ""
     """Why copies of a weight may differ for some steps, as with local SGD."""
+
+
+@dataclass
+class WeightMemory:
+    """How weights and rates were in earlier checks."""
+
+    rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
+    """By rank and by the other settings of a group, its rate in the last check."""
+    still: dict[int, list[float]] = field(default_factory=dict)
+    """By rank, the checks in a row in which weights in 16 bits did not move: how many of them would
+    by a rounding at random."""
     at_first: dict[int, set[int]] = field(default_factory=dict)
     """By rank, the parameters that were not finite when training began, on purpose."""
     finite_step: int = 0
     """The last checked step with losses and weights that were finite."""
     was_told: bool = False
     """Whether the alarm of values that are not finite was told."""
+
+
+@dataclass
+class Memory:
+    """What the judge keeps of earlier posts."""
+
+    described: dict[int, Sequence[Described]] = field(default_factory=dict)
+    """By rank."""
+    first_bits: dict[int, Tensor] = field(default_factory=dict)
+    """By rank, the bit sums of the weights when training began."""
+    trainer: bool = False
+    """Whether transformers' Trainer runs the steps."""
+    compared: dict[str, int] = field(default_factory=dict)
+    """By check, how many parameters the last one compared."""
     saved: list[Any] = field(default_factory=list)
     """The states of the last saves, of this process and of earlier ones."""
     has_saved: bool = False
     """Whether this process has added to them since they were kept."""
     not_seen: dict[str, str] = field(default_factory=dict)
     """By check, what it does not see, in a sentence."""
+    losses: LossMemory = field(default_factory=LossMemory)
+    data: RowMemory = field(default_factory=RowMemory)
+    gradients: GradientMemory = field(default_factory=GradientMemory)
+    apart: ApartMemory = field(default_factory=ApartMemory)
+    weights: WeightMemory = field(default_factory=WeightMemory)
 
 
 @dataclass

@@ -82,7 +82,7 @@ def too_often(every: int, left_out: int) -> str:
 
 def uncounted(memories: Iterable[Memory]) -> str:
     """Why losses are not counted, as the last check that says so."""
-    return next((one.uncounted for one in reversed([*memories]) if one.uncounted), "")
+    return next(filter(None, (one.losses.uncounted for one in reversed([*memories]))), "")
 
 
 def blind(
