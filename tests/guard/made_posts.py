@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.rank.guard.posting.posts import Post, Update
+from harness.rank.guard.posting.posts import GradientFacts, LossFacts, Post, Update
 from harness.rank.guard.sampling.samples import bit_sum
 from harness.rank.training.layouts import Described
 
@@ -50,10 +50,11 @@ def _post(rank: int, ranks: int, mean: Tensor, before: Tensor) -> Post:
         check=1,
         step=1,
         kind="SGD",
-        has_batches=True,
+        losses=LossFacts(has_batches=True),
         described=[described(*one, range(ranks)) for one in zip(NAMES, SIZES, strict=True)],
-        computed={"0": "float32", "1": "float32"},
-        used=[(0, 0, SIZES[0]), (1, 0, SIZES[1])],
+        gradients=GradientFacts(
+            computed={"0": "float32", "1": "float32"}, used=[(0, 0, SIZES[0]), (1, 0, SIZES[1])]
+        ),
         updates=[Update(number, size, [], 0.0, RATE, group) for number, size in enumerate(SIZES)],
         tensors={
             "computed": gradients(rank),

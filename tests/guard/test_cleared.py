@@ -61,7 +61,7 @@ def test_copies_that_a_wrapper_steps_are_not_foreign(is_wrapped: bool, foreign: 
     if is_wrapped:
         training.end_wrapper_step()
     assert training.after_step(1, 1)
-    assert training.post(0).foreign == foreign
+    assert training.post(0).gradients.foreign == foreign
     training.disarm()
 
 
@@ -73,7 +73,7 @@ def take_gradients(model: nn.Module) -> None:
 def test_gradients_that_a_wrapper_takes_are_not_cleared() -> None:
     post = post_of("aaa", batches=3, in_backward=take_gradients)
 
-    assert post.dropped == 0
+    assert post.gradients.dropped == 0
     count = len(post.tensors["used"])
     assert torch.equal(post.tensors["computed"][:count], 3 * post.tensors["used"])
 
@@ -81,16 +81,16 @@ def test_gradients_that_a_wrapper_takes_are_not_cleared() -> None:
 def test_cleared_gradients_are_those_of_a_micro_batch_if_they_were_to_be_reduced_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not post_of("aaa", batches=3).is_whole
+    assert not post_of("aaa", batches=3).losses.is_whole
 
     monkeypatch.setattr(Modules, "reduces_later", lambda self: True)
-    assert post_of("aaa", batches=3).is_whole
+    assert post_of("aaa", batches=3).losses.is_whole
 
 
 @pytest.mark.parametrize("places", ["aa", "ab"])
 def test_gradients_that_are_computed_for_another_end_are_not_lost(places: str) -> None:
     post = post_of(places, batches=1)
 
-    assert post.dropped == 0
+    assert post.gradients.dropped == 0
     gradients = post.tensors["used"]  # other modules of this process may follow
     assert torch.equal(post.tensors["computed"][: len(gradients)], gradients)

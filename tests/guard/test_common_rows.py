@@ -47,7 +47,7 @@ def by_step(step: int, rank: int) -> int:
 def without_wrapper(post: Post, reduced: int = 20) -> None:
     for parameter in post.described:
         parameter.ranks, parameter.copy = [], parameter.name
-    post.reduced = reduced
+    post.loop.reduced = reduced
 
 
 @pytest.mark.parametrize("change", [None, without_wrapper])
@@ -73,11 +73,11 @@ def test_gradients_that_say_nothing(computed: Number, targets: Number | None) ->
 
 
 def reads(post: Post) -> None:
-    post.rows = [(0, [4 * post.rank + number for number in range(4)])]
+    post.data.rows = [(0, [4 * post.rank + number for number in range(4)])]
 
 
 def gathers(post: Post) -> None:
-    post.gathers = True
+    post.losses.gathers = True
 
 
 def has_same_rows(post: Post) -> None:

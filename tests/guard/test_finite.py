@@ -107,7 +107,11 @@ def test_weight_that_is_infinite_at_first_is_no_fault() -> None:
 
 
 def looked(post: Post) -> None:
-    post.calls = [["mask", "Mask", False], ["act", "Act", False], ["the model", "Model", True]]
+    post.outputs.calls = [
+        ["mask", "Mask", False],
+        ["act", "Act", False],
+        ["the model", "Model", True],
+    ]
     sizes = [[1.0, INF, 0.0], [1.0, NAN, 0.0], [1.0, NAN, 0.0]]
     post.tensors["calls"] = torch.tensor(sizes).flatten()
 
@@ -157,7 +161,7 @@ def alarm_text(*functions: Callable[[Any], Any]) -> str:
     assert not any(one._forward_hooks for one in model.modules())
 
     def change(post: Post) -> None:
-        post.calls, post.tensors["calls"] = outputs.calls, outputs.sizes().flatten()
+        post.outputs.calls, post.tensors["calls"] = outputs.calls, outputs.sizes().flatten()
 
     memory = Memory()
     total = float(loss["scores"].sum() if isinstance(loss, dict) else loss.sum())
@@ -188,7 +192,7 @@ def test_loss_behind_the_modules_is_said() -> None:
     model(torch.ones(2))
 
     def change(post: Post) -> None:
-        post.calls, post.tensors["calls"] = outputs.calls, outputs.sizes().flatten()
+        post.outputs.calls, post.tensors["calls"] = outputs.calls, outputs.sizes().flatten()
 
     memory = Memory()
     assert step(memory, 2, with_loss(NAN), change) == []

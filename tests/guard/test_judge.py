@@ -36,7 +36,7 @@ def test_weights_of_no_optimizer_are_compared_where_they_move(
         before = torch.linspace(-1, 1, sum(SIZES))
         post.tensors["weights"] = before + by[post.rank]
         post.tensors["bits"] = sums(post.tensors["weights"])
-        post.updates, post.used, post.computed = [], [], {}
+        post.updates, post.gradients.used, post.gradients.computed = [], [], {}
         for parameter in post.described:
             parameter.optimized = False
 
@@ -89,7 +89,7 @@ def test_weights_that_were_not_equal_are_replicas_after_a_new_description() -> N
 
 def reads(*rows: int) -> Change:
     def change(post: Post) -> None:
-        post.rows = [(0, list(rows))]
+        post.data.rows = [(0, list(rows))]
 
     return change
 
@@ -127,8 +127,10 @@ def looks_at(*numbers: int) -> Change:
         for name, parts in values.items():
             post.tensors[name] = torch.cat([parts[number] for number in numbers])
         post.tensors["bits"] = post.tensors["bits"][list(numbers)]
-        post.computed = {str(number): post.computed[str(number)] for number in numbers}
-        post.used = [place for place in post.used if place[0] in numbers]
+        post.gradients.computed = {
+            str(number): post.gradients.computed[str(number)] for number in numbers
+        }
+        post.gradients.used = [place for place in post.gradients.used if place[0] in numbers]
         post.tensors["used"] = post.tensors["used"].split(SIZES)[numbers[0]]
         start = 2 * sum(SIZES[: numbers[0]])
         post.updates = [update for update in post.updates if update.parameter in numbers]

@@ -33,11 +33,11 @@ def test_sum_of_gradients_is_no_fault_if_the_loss_is_not_seen() -> None:
 def test_gradients_of_tensor_parallelism_are_added() -> None:
     def change(post: Post) -> None:
         """The whole gradient is the sum of what two ranks computed, and is never divided."""
-        post.partial = {"0": 2, "1": 2}
+        post.gradients.partial = {"0": 2, "1": 2}
         uses(2.0)(post)
 
     def alone(post: Post) -> None:
-        post.partial = {"0": 2, "1": 2}
+        post.gradients.partial = {"0": 2, "1": 2}
         post.tensors["used"] = post.tensors["computed"].clone()
 
     assert judged(on_all(change)) == []
@@ -88,7 +88,7 @@ def test_gradient_within_tolerance(factor: float, kinds: list[str]) -> None:
 def test_tolerance_is_wider_in_16_bits(kind: str, kinds: list[str]) -> None:
     def change(post: Post) -> None:
         uses(1.03)(post)
-        post.computed = {"0": kind, "1": kind}
+        post.gradients.computed = {"0": kind, "1": kind}
 
     assert [alarm.kind for alarm in judged(on_all(change))] == kinds
 
@@ -116,7 +116,7 @@ def test_rank_without_a_gradient_adds_zero_to_the_mean() -> None:
     """It read rows that skip the parameter, as in a mixture of experts."""
 
     def absent(post: Post) -> None:
-        del post.computed["1"]
+        del post.gradients.computed["1"]
 
     def halved(post: Post) -> None:
         mean = made_posts()[0].tensors["computed"][16:] / 2
@@ -141,7 +141,7 @@ def test_mean_of_some_ranks_is_not_judged_without_the_others() -> None:
 
 def test_parameter_that_is_left_out_is_said_with_the_reason() -> None:
     def change(post: Post) -> None:
-        post.computed = {"0": "float32"}
+        post.gradients.computed = {"0": "float32"}
         post.described[1].left_out = "sharded on dimension 1"
 
     memory = Memory()
@@ -154,7 +154,7 @@ def test_parameter_that_is_left_out_is_said_with_the_reason() -> None:
 def test_reduction_that_is_no_mean_on_purpose_is_said() -> None:
     def change(post: Post) -> None:
         uses(2.0)(post)
-        post.lossy = "PowerSGD"
+        post.gradients.lossy = "PowerSGD"
 
     memory = Memory()
     assert judge(made_posts(on_all(change)), memory) == []
@@ -167,7 +167,7 @@ def test_shards_have_parts_of_the_mean() -> None:
     def shard(post: Post, factor: float = 1.0) -> None:
         begin = 8 * post.rank
         post.described[0].begin, post.described[0].end = begin, begin + 8
-        post.used = [(0, begin, begin + 8)]
+        post.gradients.used = [(0, begin, begin + 8)]
         post.tensors["used"] = factor * post.tensors["used"][begin : begin + 8]
 
     assert judged(on_all(shard)) == []
@@ -181,7 +181,7 @@ def test_cleared_gradients_are_a_fault_if_it_goes_on(is_whole: bool, checks: int
         def change(post: Post) -> None:
             uses(1.5, slice(0, 4))(post)
             with_losses(*weights)(post)
-            post.dropped, post.is_whole = 3, is_whole
+            post.gradients.dropped, post.losses.is_whole = 3, is_whole
 
         memory = Memory()
         return [len(judge(made_posts(on_all(change)), memory)) for _ in range(checks)]

@@ -100,7 +100,7 @@ def test_step_comes_after_as_many_micro_batches_as_its_losses_are_divided_by(
     for _ in range(checks):
         posts = made_posts(dict.fromkeys(range(2), with_losses(*weights)))
         for post in posts:
-            post.planned = planned
+            post.losses.planned = planned
         alarms = judge(posts, memory)
     assert [alarm.kind for alarm in alarms if alarm.kind == "early"] == kinds
 
@@ -111,7 +111,7 @@ def test_number_that_may_be_a_weight_of_the_loop_is_no_count(
 ) -> None:
     def change(post: Post) -> None:
         with_losses(0.25, 0.25)(post)
-        post.weight = weight
+        post.losses.weight = weight
 
     memory = Memory()
     alarms = judge(made_posts(dict.fromkeys(range(2), change)), memory)

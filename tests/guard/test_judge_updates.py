@@ -44,7 +44,7 @@ def test_step_that_moves_nothing_was_skipped() -> None:
 
 def test_fused_optimizer_that_divides_itself_is_said() -> None:
     def change(post: Post) -> None:
-        post.fused_scale = True
+        post.loop.fused_scale = True
 
     memory = Memory()
     assert judge(made_posts(on_all(change)), memory) == []
@@ -81,12 +81,12 @@ def test_weights_that_the_loop_gave_no_optimizer_are_said() -> None:
     """Some loops freeze a part of a model so; others forget it."""
 
     def change(post: Post) -> None:
-        post.check, post.unheld = 3, ["bias"]
+        post.check, post.gradients.unheld = 3, ["bias"]
         post.tensors["bits"] = post.tensors["first_bits"].clone()
         post.described[1].optimized = False
-        post.used, post.updates = [], []
+        post.gradients.used, post.updates = [], []
         if is_old:
-            post.computed = {}
+            post.gradients.computed = {}
 
     is_old, memory = True, Memory()
     judge(made_posts(on_all(change)), memory)
@@ -104,7 +104,7 @@ def is_left(share: float, is_noted: bool = True) -> Change:
 
     def change(post: Post) -> None:
         leftover = torch.linspace(-2, 1, sum(SIZES))
-        post.tensors["left"], post.stale = leftover, is_noted
+        post.tensors["left"], post.gradients.stale = leftover, is_noted
         post.tensors["used"] += share * leftover
         post.updates = []
 

@@ -26,9 +26,9 @@ def posts_of(
     """Posts of ranks that use the gradients that they computed, as the loop says to DDP or not."""
     posts = made_posts()
     for post in posts:
-        post.check, post.step, post.averages = step, step, averages
+        post.check, post.step, post.loop.averages = step, step, averages
         if not reduced:
-            post.unreduced = loop_says_so
+            post.loop.unreduced = loop_says_so
             post.tensors["used"] = post.tensors["computed"].clone()
             post.tensors["weights"] += post.rank
             post.tensors["bits"] = sums(post.tensors["weights"])

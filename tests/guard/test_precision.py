@@ -68,7 +68,7 @@ def test_steps_that_are_lost_in_the_rounding_are_told_once() -> None:
 def test_a_small_model_with_hooks_is_told_after_more_checks() -> None:
     """Hooks may round at random: by chance, that moves none of its few weights in some checks."""
     small = views(SHORT / 2, parameters=1)
-    small[0].post.hooked = True
+    small[0].post.loop.hooked = True
     assert alarms([small] * 5) == []
     (alarm,) = alarms([small] * 40)
     assert "checked steps in a row" in alarm.text

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, RowMemory, View
 from harness.rank.guard.data.rows import Rows
-from harness.rank.guard.posting.posts import Pass, Post
+from harness.rank.guard.posting.posts import Pass, Post, RowFacts
 from tests.guard.test_rows import Numbers, OneOrder, read
 
 SIZE, BATCH = 24, 4
@@ -47,7 +47,7 @@ def told_after(saved: Sequence[Pass], later: list[int], repeats: int = 1) -> lis
     rows, memory = Rows(), Memory(data=RowMemory(begun=list(saved)))
     rows.restart(goes_on=True)
     read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)), epochs=repeats)
-    post = Post(0, 0, 1, passes=rows.passes())
+    post = Post(0, 0, 1, data=RowFacts(passes=rows.passes()))
     return [alarm.kind for alarm in samples([View(post, [], None)], memory)]
 
 
@@ -99,7 +99,7 @@ def test_epoch_after_a_load_has_another_order_than_the_one_before_the_save(
     second.restart(goes_on=True)
     read(second, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(later))))
     memory = Memory(data=RowMemory(orders=first.orders() if is_whole else []))
-    post = Post(0, 0, 1, orders=second.resumed_orders())
+    post = Post(0, 0, 1, data=RowFacts(orders=second.resumed_orders()))
     assert [alarm.kind for alarm in samples([View(post, [], None)], memory)] == kinds
     assert second.resumed_orders() == []
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, View
 from harness.rank.guard.data.rows import Rows
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import Post, RowFacts
 from tests.guard.test_rows import Numbers, kinds, read
 
 BATCH, RANKS = 2, 2
@@ -125,7 +125,7 @@ def alarm_kinds(
             if tells is not None:
                 tells(loader.sampler, epoch)
             read(rows, loader)
-            posts.append(Post(rank, 0, epoch + 1, passes=rows.passes()))
+            posts.append(Post(rank, 0, epoch + 1, data=RowFacts(passes=rows.passes())))
         alarms += kinds([one for rows in ranks for one in rows.alarms])
         for rows in ranks:
             rows.alarms.clear()
@@ -205,5 +205,8 @@ def test_ranks_may_have_datasets_of_their_own() -> None:
     for rank, rows in enumerate(ranks):
         data = Subset(Numbers(48), range(rank, 48, RANKS))
         read(rows, DataLoader(data, BATCH, shuffle=True), epochs=2)
-    views = [View(Post(r, 0, 1, passes=rows.passes()), [], None) for r, rows in enumerate(ranks)]
+    views = [
+        View(Post(r, 0, 1, data=RowFacts(passes=rows.passes())), [], None)
+        for r, rows in enumerate(ranks)
+    ]
     assert list(samples(views, memory)) == []

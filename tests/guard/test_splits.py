@@ -46,7 +46,7 @@ def alarms_of(
                 sampler.set_epoch(epoch)
             rows.begin()
             read(rows, DataLoader(dataset, BATCH, sampler=sampler), checked=True)
-            post.check, post.epochs = epoch + 1, rows.samples()
+            post.check, post.data.epochs = epoch + 1, rows.samples()
             between(rank, rows, dataset)
         alarms += [alarm for alarm in judge(posts, memory) if alarm.check == "samples"]
     return alarms

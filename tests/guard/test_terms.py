@@ -26,7 +26,7 @@ def alarms_of_step(change: Change, checks: int = 1, trainer: bool = False) -> li
 def whole(*weights: float) -> Change:
     def change(post: Post) -> None:
         with_losses(*weights)(post)
-        post.whole_losses = True
+        post.losses.whole_losses = True
 
     return change
 
@@ -51,7 +51,7 @@ def test_whole_losses_say_nothing_if_gradients_may_be_divided_later() -> None:
         whole(*(1.0,) * 4)(post)
         for parameter in post.described:
             parameter.left_out = "they are elsewhere"
-        post.computed, post.used = {}, []
+        post.gradients.computed, post.gradients.used = {}, []
         del post.tensors["computed"], post.tensors["used"]
 
     assert alarms_of_step(change) == []
@@ -72,7 +72,7 @@ def test_losses_of_the_last_stage_are_those_of_a_pipeline() -> None:
         whole(*(1.0,) * 4)(post)
         if not post.rank:
             del post.tensors["losses"]
-            post.goes_on = True
+            post.losses.goes_on = True
 
     (alarm,) = alarms_of_step(change)
     assert (alarm.check, alarm.kind) == ("accumulation", "weight")
@@ -84,7 +84,7 @@ def test_stage_goes_on_with_the_gradient_of_the_next_one(ratio: float, kinds: li
     def change(post: Post) -> None:
         if not post.rank:
             del post.tensors["losses"]
-            post.goes_on, post.tensors["passed"] = True, torch.tensor([ratio] * 4)
+            post.losses.goes_on, post.tensors["passed"] = True, torch.tensor([ratio] * 4)
 
     alarms = alarms_of_step(change)
     assert [alarm.kind for alarm in alarms] == kinds
@@ -96,7 +96,7 @@ def with_terms(factor: float, weight: float, count: float, value: float = 2.0) -
 
     def change(post: Post) -> None:
         row = [9.0, value, weight, count, 1.0]
-        post.tensors["losses"], post.factor = torch.tensor(row * 2), factor
+        post.tensors["losses"], post.losses.factor = torch.tensor(row * 2), factor
 
     return change
 

@@ -136,9 +136,9 @@ def _post(
         parameter = described[number]
         low, high = Positions.of(parameter.numel, check).within(parameter.begin, parameter.end)
         if high > low:
-            post.used.append((number, low, high))  # type: ignore[attr-defined]
+            post.gradients.used.append((number, low, high))  # type: ignore[attr-defined]
             pieces.append(values[low:high])
-    post.computed = {str(number): "bfloat16" for number in looked}
+    post.gradients.computed = {str(number): "bfloat16" for number in looked}
     weights, values = [], []
     for at, number in enumerate(looked):
         size = Positions.of(described[number].size).count

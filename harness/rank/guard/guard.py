@@ -433,10 +433,14 @@ class Guard:
             for other in (one for one in self.trainings if one is not training):
                 training.states.take_saves(other.states)
             post = self._completed(training.post(self.mailbox.rank), training.counts.last)
-            post.lossy = post.lossy or instead_of_gradients(training.optimizer())
+            post.gradients.lossy = post.gradients.lossy or instead_of_gradients(
+                training.optimizer()
+            )
             training.disarm()
             has_targets = self.losses.targets_sum() is not None
-            self._reads_inputs = world() > 1 and not (post.rows or post.epochs or has_targets)
+            self._reads_inputs = world() > 1 and not (
+                post.data.rows or post.data.epochs or has_targets
+            )
             self.mailbox.send(training, post)
             if not self.mailbox.rank:
                 self.account.trackers.look()
@@ -453,12 +457,16 @@ class Guard:
     def _completed(self, post: Post, micro_batches: int) -> Post:
         """Add to a post what belongs to the process, not to one optimizer."""
         batches = self.rows.batches()
-        losses = None if post.separate else self.losses.tensor(bool(post.dropped), batches)
-        post.weight, post.gathers = self.losses.weight, self.collectives.gathers
-        post.reduced = self.collectives.reduced
-        post.whole_losses, post.goes_on = self.losses.are_whole, self.losses.go_on
-        post.factor = self.losses.factor
-        post.uncounted = "separate" if post.separate else self.losses.uncounted
+        losses = (
+            None
+            if post.losses.separate
+            else self.losses.tensor(bool(post.gradients.dropped), batches)
+        )
+        post.losses.weight, post.losses.gathers = self.losses.weight, self.collectives.gathers
+        post.loop.reduced = self.collectives.reduced
+        post.losses.whole_losses, post.losses.goes_on = self.losses.are_whole, self.losses.go_on
+        post.losses.factor = self.losses.factor
+        post.losses.uncounted = "separate" if post.losses.separate else self.losses.uncounted
         for name, tensor in (
             ("targets", self.losses.targets()),
             ("targets_sum", self.losses.targets_sum()),
@@ -471,15 +479,20 @@ class Guard:
         roots = self.losses.roots()
         if roots is not None:
             post.tensors["roots"] = roots
-        post.planned = planned_micro_batches()
-        post.has_batches = 2 * batches > micro_batches or post.planned == micro_batches
+        post.losses.planned = planned_micro_batches()
+        post.losses.has_batches = (
+            2 * batches > micro_batches or post.losses.planned == micro_batches
+        )
         alarm = self.rows.unmasked(masks_asked_for())
         post.alarms += [alarm] if alarm else []
-        post.rows, post.epochs = self.rows.of_step(), self.rows.samples()
-        post.orders = self.rows.resumed_orders()
-        post.passes, post.optimizers = self.rows.passes(), len(self.trainings)
-        post.coarse, post.lossy = self.collectives.coarse, self.collectives.lossy
-        post.averages = post.averages or self.collectives.reason
+        post.data.rows, post.data.epochs = self.rows.of_step(), self.rows.samples()
+        post.data.orders = self.rows.resumed_orders()
+        post.data.passes, post.optimizers = self.rows.passes(), len(self.trainings)
+        post.gradients.coarse, post.gradients.lossy = (
+            self.collectives.coarse,
+            self.collectives.lossy,
+        )
+        post.loop.averages = post.loop.averages or self.collectives.reason
         post.alarms += self.rows.alarms + self.schedules.alarms
         self.rows.alarms, self.schedules.alarms = [], []
         if post.check == 1 and post.optimizer == 0 and not rank():

@@ -39,8 +39,8 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
         return [*checkpoints(views, memory), *_at_end(views, memory)]
     if posts[0].facts:
         memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
-    was_dropped = [post for post in posts if post.dropped]
-    weight = 2 if any(post.is_whole for post in was_dropped) else 1
+    was_dropped = [post for post in posts if post.gradients.dropped]
+    weight = 2 if any(post.losses.is_whole for post in was_dropped) else 1
     count = loss_count(views) if was_dropped else None
     is_of_parts = count is not None and count.micro > 1 and abs(count.total - 1) <= LOSS_NEAR
     memory.gradients.dropped = memory.gradients.dropped + weight if is_of_parts else 0
@@ -63,7 +63,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
 
 def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The faults after the last step, if all ranks have told of the same one."""
-    is_one_step = len({(view.post.step, view.post.joined) for view in views}) == 1
+    is_one_step = len({(view.post.step, view.post.loop.joined) for view in views}) == 1
     is_complete = len(views) == len(memory.described) > 1
     if not (is_one_step and is_complete and all("bits" in view.post.tensors for view in views)):
         return
@@ -73,7 +73,7 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             # What writes an average, or other weights, on one rank changes all of them.
             yield from [alarm] if 2 * len(alarm.parameters) <= memory.compared["replicas"] else []
         memory.compared["replicas"] = max(count, memory.compared["replicas"])
-    names = [tuple(view.post.buffers) for view in views]
+    names = [tuple(view.post.outputs.buffers) for view in views]
     if len(set(names)) == 1 and names[0]:
         sums = torch.stack([view.post.tensors["buffers"] for view in views])
         is_apart = (sums != sums[0]).any(0).tolist()
@@ -98,14 +98,14 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
     if memory.apart.unreduced and not memory.apart.alone:
         memory.apart.alone_since = step
     memory.apart.alone += memory.apart.unreduced
-    averages = next((view.post.averages for view in views if view.post.averages), "")
-    if len({view.post.joined for view in views}) > 1:
+    averages = next((view.post.loop.averages for view in views if view.post.loop.averages), "")
+    if len({view.post.loop.joined for view in views}) > 1:
         averages = "the ranks have taken unlike numbers of steps in a join()"
     if memory.apart.unreduced and any(
         int(view.post.tensors.get("outside", NONE).sum()) for view in views
     ):
         averages = "the loop itself changes weights after a step, as local SGD does"
-    if memory.apart.unreduced and any(view.post.outer for view in views):
+    if memory.apart.unreduced and any(view.post.loop.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
     if memory.apart.unreduced and not any(map(_shares_a_training, views)):
         averages = (
@@ -143,7 +143,7 @@ def _shares_a_training(view: View) -> bool:
     """Whether the rank has a part of the model or of the rows, or a wrapper says that it shares the
     model. Otherwise it may have a fold, or a member of an ensemble, that began with one seed."""
     columns = together.table(view).columns
-    return bool(view.post.epochs) or any(columns.groups) or any(columns.fields["part"])
+    return bool(view.post.data.epochs) or any(columns.groups) or any(columns.fields["part"])
 
 
 def _remembered(post: Post, memory: Memory) -> View:

@@ -450,25 +450,25 @@ class Training:
             post.tensors["targets_sum"] = sums
         if self._outputs is not None and self._outputs.is_open:
             self._outputs.end()
-            post.calls, post.opaque = self._outputs.calls, self._outputs.opaque
+            post.outputs.calls, post.outputs.opaque = self._outputs.calls, self._outputs.opaque
             post.tensors["calls"] = self._outputs.sizes()
         post.numbers = self._numbers if len(self._numbers) < len(self._watched) else []
         samples.describe(post)
-        post.hooked = has_own_hooks(optimizer)
-        post.separate = self.has_separate_losses(self.counts.batches)
-        post.updates, post.dropped = updates.updates, notes.dropped if is_drop else 0
-        post.is_whole = self.counts.is_whole
+        post.loop.hooked = has_own_hooks(optimizer)
+        post.losses.separate = self.has_separate_losses(self.counts.batches)
+        post.updates, post.gradients.dropped = updates.updates, notes.dropped if is_drop else 0
+        post.losses.is_whole = self.counts.is_whole
         if not self._is_wrapped:
-            self.foreign = post.foreign = count_foreign(optimizer, modules)
-        post.outer, post.unreduced = self.is_shared, not notes.reduces
-        post.joined = self.joined
-        post.averages = modules.averages if modules else ""
-        post.unheld = [
+            self.foreign = post.gradients.foreign = count_foreign(optimizer, modules)
+        post.loop.outer, post.loop.unreduced = self.is_shared, not notes.reduces
+        post.loop.joined = self.joined
+        post.loop.averages = modules.averages if modules else ""
+        post.gradients.unheld = [
             one.described.name
             for one in self._watched
             if not one.described.optimized and one.parameter.grad is not None
         ]
-        post.fused_scale = updates.has_fused_scale
+        post.loop.fused_scale = updates.has_fused_scale
         post.alarms, self.alarms = self.alarms, []
         self._add_states(post)
         self._leftovers.note(self._watched)
@@ -493,7 +493,8 @@ class Training:
 
     def last_post(self, rank: int) -> Post:
         """What rank 0 does not know yet when the training is over."""
-        post = Post(rank, self.number, LAST, self.steps, joined=self.joined)
+        post = Post(rank, self.number, LAST, self.steps)
+        post.loop.joined = self.joined
         self._note_end()
         self._final.describe(post)
         self._add_states(post)

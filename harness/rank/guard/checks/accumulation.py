@@ -48,7 +48,7 @@ def _count_of_function(views: Sequence[View]) -> LossCount | None:
     for view in views:
         losses = view.post.tensors.get("losses")
         if losses is None or not len(losses):
-            if view.post.goes_on:
+            if view.post.losses.goes_on:
                 continue  # another stage of the pipeline has the loss
             return None  # a loss that is not one of torch's functions alone
         root, value, weight, count, scale = losses.double().reshape(-1, 5).T
@@ -64,7 +64,7 @@ def _count_of_function(views: Sequence[View]) -> LossCount | None:
     if len(counts) != 1:
         return None
     weighted = max(weights) - min(weights) > LOSS_NEAR * max(weights)
-    whole = any(view.post.whole_losses for view in views)
+    whole = any(view.post.losses.whole_losses for view in views)
     total = sum(totals) / len(totals)
     return LossCount(total, counts.pop(), summed, weighted, whole, has_terms)
 
@@ -75,7 +75,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     losses = _count_of_function(views)
     if losses is None:
         memory.losses.uncounted = next(
-            (one.post.uncounted for one in views if one.post.uncounted), "none"
+            (one.post.losses.uncounted for one in views if one.post.losses.uncounted), "none"
         )
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
@@ -96,7 +96,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if any(abs(total * factor - 1) <= LOSS_NEAR for factor in (1, memory.gradients.factor)):
         yield from _uneven(views, losses, memory)
         return  # a reduction by sum makes up for a loss that is divided by the ranks
-    is_of_package = losses.whole or any(view.post.goes_on for view in views)
+    is_of_package = losses.whole or any(view.post.losses.goes_on for view in views)
     if is_of_package and not (memory.gradients.has_factor and memory.compared.get("gradients")):
         return  # it may divide the gradients later
     who = [view.rank for view in views]
@@ -111,7 +111,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         factors = {name: factors[name] for name in WHOLE}
     for name, factor in factors.items():
         names = [other for other in factors if factors[other] == factor]
-        if factor == ranks and not losses.whole and any(view.post.gathers for view in views):
+        if factor == ranks and not losses.whole and any(view.post.losses.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
             if reason := _why_unclear(views, losses, name, memory):
@@ -141,9 +141,9 @@ def _why_unclear(views: Sequence[View], losses: LossCount, name: str, memory: Me
     Counts of ranks and of micro-batches have the same effect as a number that the loop chose. So an
     alarm needs a loss in which no such number is, and a reduction that is seen.
     """
-    if name in ("k", "ranks*k") and not all(view.post.has_batches for view in views):
+    if name in ("k", "ranks*k") and not all(view.post.losses.has_batches for view in views):
         return "perhaps as its backwards are those of several losses, or parts, of one batch"
-    weights = {view.post.weight for view in views if not view.post.goes_on}
+    weights = {view.post.losses.weight for view in views if not view.post.losses.goes_on}
     if weights != {1.0}:
         return "perhaps as a weight of the loop's own, such as 0.5 * loss"
     is_of_ranks = "ranks" in name
@@ -161,7 +161,7 @@ EARLY = 4
 def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
     """A step has as many micro-batches as its losses are divided by. That may be another number
     than before, as in a curriculum."""
-    plans = {view.post.planned for view in views}
+    plans = {view.post.losses.planned for view in views}
     plan = max(memory.losses.most_micro, plans.pop() if len(plans) == 1 else 0)
     is_early = losses.micro < plan and abs(losses.total * plan / losses.micro - 1) <= LOSS_NEAR
     memory.losses.early = memory.losses.early + 1 if is_early else 0
@@ -194,7 +194,7 @@ def _stages(views: Sequence[View]) -> Iterator[Alarm]:
 def _other_terms(views: Sequence[View], losses: LossCount, ranks: int) -> Iterator[Alarm]:
     """What makes up for a sum that is divided by the tokens of all ranks multiplies it alone."""
     is_by_tokens = losses.summed and abs(losses.total - 1) <= LOSS_NEAR
-    factors = {view.post.factor for view in views}
+    factors = {view.post.losses.factor for view in views}
     if is_by_tokens and ranks > 1 and factors == {float(ranks)}:
         times = ranks * losses.micro
         text = (

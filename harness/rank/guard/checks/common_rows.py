@@ -28,7 +28,7 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """
     memory.compared.pop(NAME, None)
     memory.not_seen.pop(NAME, None)
-    if any(view.post.rows or view.post.epochs for view in views):
+    if any(view.post.data.rows or view.post.data.epochs for view in views):
         memory.data.alike.clear()
         return
     marks = {view.rank: mark for view in views if (mark := _mark(view.post)) is not None}
@@ -61,10 +61,10 @@ def _why_right(
     """Why ranks may compute the same gradients in a right training; empty if they may not."""
     if is_unseen:
         return "perhaps one batch trains in all steps, or what all ranks have reduced"
-    if any(view.post.gathers for view in views if view.rank in group):
+    if any(view.post.losses.gathers for view in views if view.rank in group):
         return "perhaps as the loop gathers tensors of all ranks before the loss"
     total = sum(together.table(views[0]).columns.numels)
-    if is_by_loop and any(2 * view.post.reduced < total for view in views):
+    if is_by_loop and any(2 * view.post.loop.reduced < total for view in views):
         return "perhaps each trains the whole model alone, as no reduction is seen after a backward"
     return ""
 

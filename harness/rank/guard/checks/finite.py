@@ -149,7 +149,7 @@ def _without_loss(
         origin = "no rank computes a gradient that is not finite, and the optimizer gets one"
         return f"it begins in the reduction of gradients: {origin}; {result_of_step}", ranks
     if with_lost_gradient:
-        order = [int(number) for number in with_lost_gradient[0].post.computed]
+        order = [int(number) for number in with_lost_gradient[0].post.gradients.computed]
         lost = sorted(
             _not_finite(with_lost_gradient[0], "gradient_sizes"),
             key=lambda n: order.index(n) if n in order else 0,
@@ -161,7 +161,7 @@ def _without_loss(
 
 def _first_computed(view: View) -> str:
     """The first parameter for which a rank computed a gradient that is not finite."""
-    for key in view.post.computed:
+    for key in view.post.gradients.computed:
         gradient = view.computed(int(key)) if int(key) in view.places else None
         if gradient is not None and not bool(torch.isfinite(gradient).all()):
             return view.described[int(key)].name
@@ -185,21 +185,23 @@ def _names(views: Sequence[View], weights: Mapping[int, list[int]]) -> list[str]
 
 def _module(views: Sequence[View]) -> str:
     """Where values begin that are not finite, as the end of a sentence; empty if no rank looked."""
-    looked = [view.post for view in views if view.post.calls or view.post.opaque]
+    looked = [view.post for view in views if view.post.outputs.calls or view.post.outputs.opaque]
     texts = [text for post in looked if (text := _first_module(post))]
     if texts:
         return texts[0]
-    reasons = [post.opaque for post in looked if post.opaque]
+    reasons = [post.outputs.opaque for post in looked if post.outputs.opaque]
     return f" (in which module is not seen: {reasons[0]})" if reasons else ""
 
 
 def _first_module(post: Post) -> str:
     """The first module whose output is not finite while its inputs are, of those whose output
     reaches the end of the model."""
-    if not post.calls or "calls" not in post.tensors:
+    if not post.outputs.calls or "calls" not in post.tensors:
         return ""
     sizes = post.tensors["calls"].reshape(-1, 3).tolist()
-    ends = [n for n, call in enumerate(post.calls) if call[2] and not math.isfinite(sizes[n][1])]
+    ends = [
+        n for n, call in enumerate(post.outputs.calls) if call[2] and not math.isfinite(sizes[n][1])
+    ]
     if not ends:
         is_lost = _lost_loss(post) is not None
         return f"; in step {post.step} it begins behind all modules" if is_lost else ""
@@ -207,11 +209,11 @@ def _first_module(post: Post) -> str:
     is_nan = math.isnan(sizes[end][1])
     lost = math.isnan if is_nan else math.isinf
     firsts = [n for n in range(end + 1) if lost(sizes[n][1]) and not lost(sizes[n][0])]
-    names = [post.calls[n][0] for n in firsts]
-    firsts = [n for n in firsts if not _contains(post.calls[n], names)] or firsts
+    names = [post.outputs.calls[n][0] for n in firsts]
+    firsts = [n for n in firsts if not _contains(post.outputs.calls[n], names)] or firsts
     # Of infinite outputs, some are so on purpose: the last one is followed by no finite output.
     place = firsts[0 if is_nan else -1] if firsts else end
-    name, kind, *_ = post.calls[place]
+    name, kind, *_ = post.outputs.calls[place]
     why = "" if math.isfinite(sizes[place][2]) else ", whose weights are not finite"
     value = "nan" if is_nan else "inf"
     return f"; in step {post.step} the first {value} is in the output of {name} ({kind}){why}"

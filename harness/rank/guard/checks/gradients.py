@@ -63,17 +63,17 @@ class Pair:
 def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The gradient that an optimizer uses is the mean of those that the ranks computed."""
     memory.apart.unreduced = False
-    lossy = next((view.post.lossy for view in views if view.post.lossy), "")
+    lossy = next((view.post.gradients.lossy for view in views if view.post.gradients.lossy), "")
     memory.gradients.has_factor = not lossy
     if lossy:
         memory.not_seen["gradients"] = f"gradients are not compared: {lossy} is no mean on purpose"
         return
     for view in views:
-        if names := view.post.without_gradient:
+        if names := view.post.gradients.without_gradient:
             text = f"the optimizer has no gradient of {named(names)}, but this rank computed one"
             yield Alarm("gradients", "none", text, [view.rank], float(len(names)), names)
     memory.gradients.factor, losses = 1.0, cache(partial(loss_count, views))
-    if not any(view.post.without_gradient for view in views):
+    if not any(view.post.gradients.without_gradient for view in views):
         right_ones = together.right_gradients(views, NEAR)
         if right_ones is not None:
             _note_compared(right_ones, views, memory)
@@ -121,7 +121,9 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     if not torch.isfinite(gradient).all() or not mean.any():
         return None
     near = NEAR_IN_16_BITS if any(pair.coarse for pair in pairs) else NEAR
-    if (view.post.stale or memory.gradients.stale) and any(pair.left is not None for pair in pairs):
+    if (view.post.gradients.stale or memory.gradients.stale) and any(
+        pair.left is not None for pair in pairs
+    ):
         alarm = _stale(view, pairs, near)
         if alarm is not None:
             memory.gradients.has_factor, memory.gradients.stale = False, True
@@ -130,11 +132,15 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
     ratio = float(gradient @ mean / (mean @ mean))
     error = float((gradient - ratio * mean).norm())
     is_common = all(pair.common for pair in pairs)
-    if view.post.edited and is_common and not gradient.any():
+    if view.post.gradients.edited and is_common and not gradient.any():
         return None  # the loop freezes them so
     if not gradient.any() or error > near * max(float(gradient.norm()), abs(ratio) * largest):
         memory.gradients.has_factor = False
-        if view.post.edited and not memory.gradients.dropped and _is_edit(pairs, near, memory):
+        if (
+            view.post.gradients.edited
+            and not memory.gradients.dropped
+            and _is_edit(pairs, near, memory)
+        ):
             return None
         usual = _usual_ratio(pairs)
         names = [pair.name for pair in pairs if pair.relative_error(usual) > 5 * near]
@@ -152,7 +158,7 @@ def _judged_gradient(view: View, pairs: Sequence[Pair], memory: Memory) -> Alarm
         return Alarm("gradients", "mean", text, [view.rank], size, parameters)
     memory.gradients.factor = ratio
     is_sum = abs(ratio - len(pairs[0].parts)) <= near * ratio
-    if view.post.edited and is_common and not is_sum:
+    if view.post.gradients.edited and is_common and not is_sum:
         return None  # a loop that makes all gradients equally long
     if ratio > 1 + near:
         text = (
@@ -288,7 +294,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         computed = [view.computed(number) for view, number in members]
         present = [gradient for gradient in computed if gradient is not None]
         complete = not expected or len(members) == len(expected)
-        parts = max(view.post.partial.get(str(number), 1) for view, number in members)
+        parts = max(view.post.gradients.partial.get(str(number), 1) for view, number in members)
         if not present or not complete or len({len(gradient) for gradient in present}) > 1:
             continue
         if len(members) % parts:
@@ -297,7 +303,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         if not torch.isfinite(mean).all():
             return  # a loss scaler skips such a step, and its gradients are in none
         largest = max(float(gradient.norm()) for gradient in present)
-        is_left_alone = not expected or all(view.post.unreduced for view, _ in members)
+        is_left_alone = not expected or all(view.post.loop.unreduced for view, _ in members)
         used_by_ranks = list(_used(members))
         common = _are_common(used_by_ranks)
         has_equal_weights = len({view.bits(number) for view, number in members}) == 1
@@ -347,7 +353,9 @@ def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int,
             start, position, count = place
             values = view.post.tensors["used"][start : start + count].double()
             gradients.append((view, number, position, values))
-    parts = max([view.post.partial_used.get(str(n), 1) for view, n, *_ in gradients], default=1)
+    parts = max(
+        [view.post.gradients.partial_used.get(str(n), 1) for view, n, *_ in gradients], default=1
+    )
     if parts == 1:
         yield from gradients
     elif len(gradients) == len(members) and not len(members) % parts:
@@ -358,7 +366,7 @@ def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int,
 def _left(view: View, number: int) -> Tensor | None:
     """What was in the used gradient of a parameter when the step began."""
     gradients = view.post.tensors.get("left")
-    if gradients is None or view.post.partial_used:
+    if gradients is None or view.post.gradients.partial_used:
         return None
     start, _, count = view.used_places[number]
     return gradients[start : start + count].double()

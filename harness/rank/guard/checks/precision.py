@@ -38,9 +38,9 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         if types.isdisjoint(DIGITS):
             continue
         updates = [one for one in sampled_updates(view) if one.described.stepped in DIGITS]
-        still = None if view.post.fused_scale else _still(updates, view, memory)
+        still = None if view.post.loop.fused_scale else _still(updates, view, memory)
         row = memory.weights.still.setdefault(view.rank, [])
-        least = AT_RANDOM if view.post.hooked else 0.0
+        least = AT_RANDOM if view.post.loop.hooked else 0.0
         was_told = _is_told(row, least)
         row[:] = [*row, still.at_random] if still is not None else []
         if still is not None and _is_told(row, least) and not was_told:

@@ -34,9 +34,9 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     groups = splitting_groups(views)
     by_loader: dict[int, dict[int, list[int]]] = {}
     for view in views:
-        for loader, rows in view.post.rows:
+        for loader, rows in view.post.data.rows:
             by_loader.setdefault(loader, {}).setdefault(view.rank, []).extend(rows)
-    if by_loader or any(view.post.epochs or view.post.passes for view in views):
+    if by_loader or any(view.post.data.epochs or view.post.data.passes for view in views):
         memory.compared["samples"] = len(by_loader)
     is_told = False
     for (loader, readers), group in product(by_loader.items(), sorted(groups)):
@@ -77,7 +77,7 @@ def _of_epochs(
     """In an epoch of a dataset that the ranks split no two ranks read the same row."""
     samples: dict[tuple[int, int], dict[int, EpochSample]] = {}
     for view in views:
-        for sample in view.post.epochs:
+        for sample in view.post.data.epochs:
             samples.setdefault((sample.loader, sample.epoch), {})[view.rank] = sample
             _note_values(sample, memory)
     for (loader, epoch), group in product(sorted(samples), sorted(groups)):
@@ -110,9 +110,9 @@ def _note_values(sample: EpochSample, memory: Memory) -> None:
 def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """An epoch has other rows than the one before, if a sampler's epoch says which it has."""
     for view in views:
-        for one in view.post.passes:
+        for one in view.post.data.passes:
             memory.data.passes.setdefault((one.loader, one.number), {})[view.rank] = one
-    posted = {(one.loader, one.number) for view in views for one in view.post.passes}
+    posted = {(one.loader, one.number) for view in views for one in view.post.data.passes}
     for loader, number in sorted(posted):
         by_rank = memory.data.passes[loader, number]
         if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
@@ -158,7 +158,7 @@ def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
 
 def _replayed(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """After a load of the whole training, an epoch has another order than before the save."""
-    if any(order in memory.data.orders for order in views[0].post.orders):
+    if any(order in memory.data.orders for order in views[0].post.data.orders):
         text = (
             "the epoch after the load begins with the same rows in the same order as the one "
             "before the save: the loader has forgotten how many epochs it has read"

@@ -94,7 +94,7 @@ def right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | Non
     """By the name of each parameter whether its gradients were compared, if all of them are right;
     otherwise None."""
     blocks: dict[Any, list[View]] = {}
-    if any(view.post.partial or view.post.partial_used for view in views):
+    if any(view.post.gradients.partial or view.post.gradients.partial_used for view in views):
         return None  # tensor parallelism adds them up
     for view in views:
         key = table(view).columns.digest, tuple(view.post.numbers), view.post.check
@@ -182,7 +182,9 @@ def _sums(
         for view in rows:
             form = view.post.form or str(view.rank)
             if form not in forms:
-                forms[form] = torch.tensor([str(n) in view.post.computed for n in view.numbers])
+                forms[form] = torch.tensor(
+                    [str(n) in view.post.gradients.computed for n in view.numbers]
+                )
             has.append(forms[form])
         computed = [view.post.tensors.get("computed", torch.zeros(0)) for view in rows]
         if any(len(values) != size for values in computed):
@@ -232,7 +234,7 @@ def right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[se
     """The ranks all of whose updates are right, and how many updates were compared."""
     groups: dict[Any, list[View]] = {}
     for view in views:
-        if view.post.form and not view.post.fused_scale:
+        if view.post.form and not view.post.loop.fused_scale:
             values = tuple(_scalars(view))
             sizes = tuple(table(view).numbers[SIZE].tolist())
             key = view.post.form, table(view).columns.digest, sizes, values

@@ -25,10 +25,10 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     for view in views:
         if view.rank in right_numbers:
             continue
-        if view.post.fused_scale:
+        if view.post.loop.fused_scale:
             memory.not_seen["updates"] = "updates are not compared: the optimizer divides itself"
             continue
-        if view.post.hooked:
+        if view.post.loop.hooked:
             memory.not_seen["updates"] = "updates are not compared: the optimizer has hooks"
             continue
         results = list(_updates(view))
@@ -156,7 +156,7 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         post = view.post
         if view.first_bits is None or bits is None or post.check < 3:
             continue
-        if not post.unheld:
+        if not post.gradients.unheld:
             continue
         still = [
             described.name
@@ -165,9 +165,9 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             and described.trained
             and int(view.first_bits[number]) == view.bits(number)
             # An earlier model may have kept its gradients.
-            and (post.foreign or str(number) in post.computed)
+            and (post.gradients.foreign or str(number) in post.gradients.computed)
         ]
-        if still and not post.foreign:  # a loop may freeze them so
+        if still and not post.gradients.foreign:  # a loop may freeze them so
             verb = "gets" if len(still) == 1 else "get"
             memory.not_seen["unheld"] = (
                 f"whether it is meant that {named(still)} {verb} gradients and no optimizer has "
@@ -179,7 +179,7 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 verbs = "gets gradients but never moves"
             text = (
                 f"{named(still)} {verbs}: the optimizer holds "
-                f"{view.post.foreign} tensors that belong to no module and have no gradient"
+                f"{post.gradients.foreign} tensors that belong to no module and have no gradient"
             )
             yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)
 

@@ -197,7 +197,7 @@ class View:
 
     def computed(self, number: int) -> Tensor | None:
         """The sum of the gradients that the rank computed for a parameter, at its positions."""
-        if str(number) not in self.post.computed or "computed" not in self.post.tensors:
+        if str(number) not in self.post.gradients.computed or "computed" not in self.post.tensors:
             return None
         return self._computed[self.places[number]].double()
 
@@ -206,13 +206,16 @@ class View:
         """By the number of a parameter, where its gradient begins among the used ones, the first of
         its positions, and how many it has."""
         places, at = {}, 0
-        for number, position, end in self.post.used:
+        for number, position, end in self.post.gradients.used:
             places[number] = at, position, end - position
             at += end - position
         return places
 
     def is_coarse(self, number: int) -> bool:
-        return self.post.coarse or self.post.computed.get(str(number)) in ("bfloat16", "float16")
+        return self.post.gradients.coarse or self.post.gradients.computed.get(str(number)) in (
+            "bfloat16",
+            "float16",
+        )
 
     def weights(self, number: int) -> Tensor:
         """The sampled values of a weight after the step."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any, overload
 
@@ -16,26 +16,23 @@ from torch import Tensor
 
 from ...training.layouts import Described
 from .budget import Cost
-from .posts import EpochSample, LocalAlarm, Pass, Places, Post, Update
+from .posts import (
+    EpochSample,
+    GradientFacts,
+    LocalAlarm,
+    LoopFacts,
+    LossFacts,
+    OutputFacts,
+    Pass,
+    Places,
+    Post,
+    RowFacts,
+    Update,
+)
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 
-OF_THE_RANK = (
-    "rank",
-    "step",
-    "missed",
-    "cost",
-    "rows",
-    "epochs",
-    "passes",
-    "orders",
-    "calls",
-    "opaque",
-    "buffers",
-    "alarms",
-    "facts",
-    "states",
-)
+OF_THE_RANK = ("rank", "step", "missed", "cost", "data", "outputs", "alarms", "facts", "states")
 """The fields of a post that differ between ranks; many ranks have the same of the others."""
 
 
@@ -140,12 +137,9 @@ def columns_of(text: bytes) -> Columns:
 def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
     """A post as bytes. ``apart`` gets, by its digest, the text that many ranks have alike."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in post.tensors.items()}
-    if post.used:
+    if post.gradients.used:
         tensors["places"] = post.places().flatten()
-    header: dict[str, Any] = {name: getattr(post, name) for name in OF_THE_RANK}
-    header["cost"], header["alarms"] = asdict(post.cost), [asdict(one) for one in post.alarms]
-    header["epochs"] = [asdict(one) for one in post.epochs]
-    header["passes"] = [asdict(one) for one in post.passes]
+    header: dict[str, Any] = {name: _plain(getattr(post, name)) for name in OF_THE_RANK}
     text = b""
     if post.described:
         table = ParameterTable.of(post.described)
@@ -161,10 +155,17 @@ def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
     return b"".join([sizes, *parts, *values])
 
 
+def _plain(value: Any) -> Any:
+    """A value of a post for JSON: a dataclass, or a list of some, as dictionaries."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(one) for name, one in vars(value).items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
 def _packed_form(post: Post) -> bytes:
     """What is not of the rank alone; each group of settings once."""
     kinds: dict[str, list[int]] = {}
-    for number, kind in post.computed.items():
+    for number, kind in post.gradients.computed.items():
         kinds.setdefault(kind, []).append(int(number))
     groups: dict[str, int] = {}
     by_id = {id(one.group): one.group for one in post.updates}
@@ -175,9 +176,10 @@ def _packed_form(post: Post) -> bytes:
         [one.parameter, one.count, one.state, one.step, one.rate, numbers[id(one.group)]]
         for one in post.updates
     ]
-    apart = (*OF_THE_RANK, "described", "tensors", "form", "used", "computed", "updates")
-    form = {name: value for name, value in post.__dict__.items() if name not in apart}
-    form.update(computed=kinds, updates=updates, groups=[json.loads(group) for group in groups])
+    apart = (*OF_THE_RANK, "described", "tensors", "form", "updates")
+    form = {name: _plain(value) for name, value in vars(post).items() if name not in apart}
+    form["gradients"].update(used=[], computed=kinds)
+    form.update(updates=updates, groups=[json.loads(group) for group in groups])
     return json.dumps(form, sort_keys=True).encode()
 
 
@@ -190,10 +192,16 @@ def form_of(post: Post) -> str:
 def _form(text: bytes) -> dict[str, Any]:
     """The fields of a post's form: posts of a thousand ranks have the same objects."""
     form = json.loads(text)
-    groups = form.pop("groups")
-    updates = [Update(*[*values, groups[at]]) for *values, at in form["updates"]]
-    computed = {str(n): kind for kind, numbers in form["computed"].items() for n in numbers}
-    return {**form, "computed": computed, "updates": updates, "form": _digest(text)}
+    groups, gradients = form.pop("groups"), form.pop("gradients")
+    computed = {str(n): kind for kind, numbers in gradients["computed"].items() for n in numbers}
+    return {
+        **form,
+        "updates": [Update(*[*values, groups[at]]) for *values, at in form["updates"]],
+        "gradients": {**gradients, "computed": computed},
+        "losses": LossFacts(**form["losses"]),
+        "loop": LoopFacts(**form["loop"]),
+        "form": _digest(text),
+    }
 
 
 def unpacked(data: bytes, text_of: Callable[[str], bytes] | None = None) -> Post:
@@ -225,15 +233,21 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
         described = ParameterTable(columns_of(text), numbers, marks)
         if numbers.shape[1] != len(described):
             raise ValueError("no post: its parameters are others")
+    of_rows = header["data"]
     header.update(
         cost=Cost(**header["cost"]),
         alarms=[LocalAlarm(**one) for one in header["alarms"]],
-        passes=[Pass(**one) for one in header.get("passes", ())],
-        rows=[(loader, rows) for loader, rows in header["rows"]],
-        epochs=[EpochSample(**one) for one in header["epochs"]],
+        outputs=OutputFacts(**header["outputs"]),
+        data=RowFacts(
+            rows=[(loader, rows) for loader, rows in of_rows["rows"]],
+            epochs=[EpochSample(**one) for one in of_rows["epochs"]],
+            passes=[Pass(**one) for one in of_rows["passes"]],
+            orders=of_rows["orders"],
+        ),
     )
-    places = tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3)
-    return Post(**header, **form, described=described, used=Places(places), tensors=tensors)
+    places = Places(tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3))
+    gradients = GradientFacts(**{**form["gradients"], "used": places})
+    return Post(**{**header, **form, "gradients": gradients}, described=described, tensors=tensors)
 
 
 def _tensors(sizes: dict[str, Any], buffer: bytearray) -> dict[str, Tensor]:

@@ -84,6 +84,114 @@ class EpochSample:
 
 
 @dataclass
+class GradientFacts:
+    """The gradients of a step."""
+
+    computed: dict[str, str] = field(default_factory=dict)
+    """By the number of a parameter, the type of the gradients that this rank computed for it."""
+    partial: dict[str, int] = field(default_factory=dict)
+    """By the number of a parameter, of how many ranks the computed gradients must be added, as
+    tensor parallelism leaves that to be done later."""
+    partial_used: dict[str, int] = field(default_factory=dict)
+    """The same for the gradients that the optimizer uses."""
+    unusable: list[int] = field(default_factory=list)
+    """The parameters with gradients that cannot be sampled: sparse ones."""
+    used: Sequence[tuple[int, int, int]] = field(default_factory=list)
+    """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
+    without_gradient: list[str] = field(default_factory=list)
+    """Parameters for which a gradient was computed and the optimizer has none."""
+    edited: bool = False
+    """Whether the loop has written gradients after the last backward of the step."""
+    stale: bool = False
+    """Whether the step before left some gradients, and nobody has written them since."""
+    coarse: bool = False
+    """Whether gradients travel in 16 bits."""
+    lossy: str = ""
+    """A reduction that is no mean on purpose, such as PowerSGD."""
+    dropped: int = 0
+    """How often gradients were cleared before a step used them."""
+    unheld: list[str] = field(default_factory=list)
+    """Parameters with gradients that no optimizer has."""
+    foreign: int = 0
+    """Tensors of the optimizer that belong to no module and have no gradient."""
+
+
+@dataclass
+class LossFacts:
+    """The losses of a step, and its micro-batches."""
+
+    whole_losses: bool = False
+    """Whether the values of its losses are whole ones, not those of torch's functions."""
+    uncounted: str = ""
+    """Why its losses are not counted: each is made of ``several``, they are ``separate``, or guard
+    knows ``none`` of them."""
+    goes_on: bool = False
+    """Whether its backwards went on with gradients of other ranks, as a stage of a pipeline."""
+    factor: float = 1.0
+    """The number that multiplies a loss of classes and its other terms, of which only the former is
+    divided by a number."""
+    weight: float = 1.0
+    """Which part of the number that multiplies its losses may be the loop's own weight of them."""
+    gathers: bool = False
+    """Whether the loop has gathered tensors of all ranks before a loss."""
+    separate: bool = False
+    """Whether the backwards of the step are those of several losses of the same rows."""
+    has_batches: bool = False
+    """Whether each backward of the step is known to be that of a batch of its own."""
+    planned: int = 0
+    """The micro-batches of a step that its loop was asked for; 0 if that is not known."""
+    is_whole: bool = False
+    """Whether the step had as many micro-batches as the first one, and several."""
+
+
+@dataclass
+class LoopFacts:
+    """What the loop does around its steps."""
+
+    hooked: bool = False
+    """Whether the loop has hooks around the optimizer's step."""
+    outer: bool = False
+    """Whether another optimizer has the same parameters, as the outer one of DiLoCo."""
+    joined: int = 0
+    """The steps before the last end of a ``join()``, in which ranks may have unlike numbers."""
+    unreduced: bool = False
+    """Whether the loop told DDP to reduce nothing in all backwards of the step."""
+    averages: str = ""
+    """Why copies of a weight may differ for some steps on purpose, as with local SGD."""
+    fused_scale: bool = False
+    """Whether the optimizer divides by a loss scale itself."""
+    reduced: int = 0
+    """The values that the loop itself reduced in the step, after a backward."""
+
+
+@dataclass
+class RowFacts:
+    """The rows that a rank has read."""
+
+    rows: list[tuple[int, list[int]]] = field(default_factory=list)
+    """The loaders that were read in this step, and the rows."""
+    epochs: list[EpochSample] = field(default_factory=list)
+    """What the epoch has given so far of datasets that the ranks split."""
+    passes: list[Pass] = field(default_factory=list)
+    """The epochs that have ended since the last post."""
+    orders: list[list[int]] = field(default_factory=list)
+    """The first batches of epochs that are the first ones after a load."""
+
+
+@dataclass
+class OutputFacts:
+    """What modules computed, and what they have beside parameters."""
+
+    calls: list[list[Any]] = field(default_factory=list)
+    """Where a loss was not finite, the modules that this step called, in the order in which they
+    ended: name, class, and whether no other module contains it."""
+    opaque: str = ""
+    """Why their outputs cannot be looked at."""
+    buffers: list[str] = field(default_factory=list)
+    """In the last post, the names of the model's buffers."""
+
+
+@dataclass
 class Post:
     """What a rank saw in a checked step."""
 
@@ -103,85 +211,12 @@ class Post:
     numbers: list[int] = field(default_factory=list)
     """The parameters that this check looks at; empty: all. ``computed``, ``weights`` and ``bits``
     have these parameters, in this order; ``first_bits`` has all."""
-    computed: dict[str, str] = field(default_factory=dict)
-    """By the number of a parameter, the type of the gradients that this rank computed for it."""
-    partial: dict[str, int] = field(default_factory=dict)
-    """By the number of a parameter, of how many ranks the computed gradients must be added, as
-    tensor parallelism leaves that to be done later."""
-    partial_used: dict[str, int] = field(default_factory=dict)
-    """The same for the gradients that the optimizer uses."""
-    unusable: list[int] = field(default_factory=list)
-    """The parameters with gradients that cannot be sampled: sparse ones."""
-    used: Sequence[tuple[int, int, int]] = field(default_factory=list)
-    """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
-    without_gradient: list[str] = field(default_factory=list)
-    """Parameters for which a gradient was computed and the optimizer has none."""
     updates: list[Update] = field(default_factory=list)
-    rows: list[tuple[int, list[int]]] = field(default_factory=list)
-    """The loaders that were read in this step, and the rows."""
-    epochs: list[EpochSample] = field(default_factory=list)
-    """What the epoch has given so far of datasets that the ranks split."""
-    passes: list[Pass] = field(default_factory=list)
-    """The epochs that have ended since the last post."""
-    orders: list[list[int]] = field(default_factory=list)
-    """The first batches of epochs that are the first ones after a load."""
-    edited: bool = False
-    """Whether the loop has written gradients after the last backward of the step."""
-    stale: bool = False
-    """Whether the step before left some gradients, and nobody has written them since."""
-    whole_losses: bool = False
-    """Whether the values of its losses are whole ones, not those of torch's functions."""
-    uncounted: str = ""
-    """Why its losses are not counted: each is made of ``several``, they are ``separate``, or guard
-    knows ``none`` of them."""
-    goes_on: bool = False
-    """Whether its backwards went on with gradients of other ranks, as a stage of a pipeline."""
-    factor: float = 1.0
-    """The number that multiplies a loss of classes and its other terms, of which only the former is
-    divided by a number."""
-    weight: float = 1.0
-    """Which part of the number that multiplies its losses may be the loop's own weight of them."""
-    gathers: bool = False
-    """Whether the loop has gathered tensors of all ranks before a loss."""
-    reduced: int = 0
-    """The values that the loop itself reduced in the step, after a backward."""
-    hooked: bool = False
-    """Whether the loop has hooks around the optimizer's step."""
-    separate: bool = False
-    """Whether the backwards of the step are those of several losses of the same rows."""
-    dropped: int = 0
-    """How often gradients were cleared before a step used them."""
-    has_batches: bool = False
-    """Whether each backward of the step is known to be that of a batch of its own."""
-    planned: int = 0
-    """The micro-batches of a step that its loop was asked for; 0 if that is not known."""
-    is_whole: bool = False
-    """Whether the step had as many micro-batches as the first one, and several."""
-    foreign: int = 0
-    """Tensors of the optimizer that belong to no module and have no gradient."""
-    unheld: list[str] = field(default_factory=list)
-    """Parameters with gradients that no optimizer has."""
-    coarse: bool = False
-    """Whether gradients travel in 16 bits."""
-    lossy: str = ""
-    """A reduction that is no mean on purpose, such as PowerSGD."""
-    outer: bool = False
-    """Whether another optimizer has the same parameters, as the outer one of DiLoCo."""
-    joined: int = 0
-    """The steps before the last end of a ``join()``, in which ranks may have unlike numbers."""
-    unreduced: bool = False
-    """Whether the loop told DDP to reduce nothing in all backwards of the step."""
-    averages: str = ""
-    """Why copies of a weight may differ for some steps on purpose, as with local SGD."""
-    fused_scale: bool = False
-    """Whether the optimizer divides by a loss scale itself."""
-    calls: list[list[Any]] = field(default_factory=list)
-    """Where a loss was not finite, the modules that this step called, in the order in which they
-    ended: name, class, and whether no other module contains it."""
-    buffers: list[str] = field(default_factory=list)
-    """In the last post, the names of the model's buffers."""
-    opaque: str = ""
-    """Why their outputs cannot be looked at."""
+    gradients: GradientFacts = field(default_factory=GradientFacts)
+    losses: LossFacts = field(default_factory=LossFacts)
+    loop: LoopFacts = field(default_factory=LoopFacts)
+    data: RowFacts = field(default_factory=RowFacts)
+    outputs: OutputFacts = field(default_factory=OutputFacts)
     states: list[dict[str, Any]] = field(default_factory=list)
     """What was trained at saves and loads since the post before."""
     alarms: list[LocalAlarm] = field(default_factory=list)
@@ -208,7 +243,7 @@ class Post:
 
     def places(self) -> Tensor:
         """``used`` as rows of three numbers."""
-        positions = self.used
+        positions = self.gradients.used
         return (
             positions.rows
             if isinstance(positions, Places)

@@ -173,12 +173,14 @@ class GradientSamples:
 
     def describe(self, post: Post) -> None:
         """Say in a post what was sampled; ``tensors`` has the samples."""
-        post.computed = {str(n): kind for n, kind in self.types.items() if n not in self.unusable}
-        post.unusable = sorted(self.unusable)
-        post.partial = {str(n): parts for n, parts in self.partial.items()}
-        post.partial_used = {str(n): parts for n, parts in self.partial_used.items()}
-        post.used, post.without_gradient = self.places, self.without
-        post.edited, post.stale = self.is_edited, self.is_stale
+        post.gradients.computed = {
+            str(n): kind for n, kind in self.types.items() if n not in self.unusable
+        }
+        post.gradients.unusable = sorted(self.unusable)
+        post.gradients.partial = {str(n): parts for n, parts in self.partial.items()}
+        post.gradients.partial_used = {str(n): parts for n, parts in self.partial_used.items()}
+        post.gradients.used, post.gradients.without_gradient = self.places, self.without
+        post.gradients.edited, post.gradients.stale = self.is_edited, self.is_stale
 
     def tensors(self) -> dict[str, Tensor | None]:
         """The samples, as a post names them."""

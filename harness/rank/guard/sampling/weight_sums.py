@@ -167,7 +167,7 @@ class FinalSums:
     def describe(self, post: Post) -> None:
         """Add the sums to the last post."""
         if self._tensors:
-            post.step, post.buffers = self._noted, self._buffers
+            post.step, post.outputs.buffers = self._noted, self._buffers
             post.tensors.update(self._tensors)
 
 
