@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from harness.cli import IN_A_CHECKOUT, USERS, commands, module_of
+from harness.cli import IN_A_CHECKOUT, USERS, commands, module_of, summary
 from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import ROOT
 from harness.system.installation import (
@@ -140,7 +140,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _listed(names: Iterable[str], without: Sequence[str] = ()) -> str:
     """Commands with their summaries, one line each."""
     width = max(map(len, commands()))
-    return "\n".join(f"  {n:<{width}}  {commands()[n]}" for n in names if n not in without)
+    return "\n".join(f"  {n:<{width}}  {summary(n)}" for n in names if n not in without)
 
 
 def _imported(command: str):  # type: ignore[no-untyped-def]

@@ -106,13 +106,16 @@ def sound() -> tuple[str, ...]:
 
 def broken() -> dict[str, str]:
     """Why scenarios cannot be used, by name. Code is broken only once it was loaded."""
-    reasons = {}
-    for name in names():
-        try:
-            scenario(name)
-        except BrokenScenario as error:
-            reasons[name] = str(error)
-    return reasons
+    return {name: why for name in names() if (why := why_broken(name))}
+
+
+def why_broken(name: str) -> str:
+    """Why a scenario cannot be used; empty if it can."""
+    try:
+        scenario(name)
+    except BrokenScenario as error:
+        return str(error)
+    return ""
 
 
 def scenario(name: str) -> Scenario:

@@ -43,10 +43,10 @@ IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")
 
 
 @cache
-def commands() -> dict[str, str]:
-    """Every command and what it does, in one line. Reads the files and imports none of them."""
+def commands() -> tuple[str, ...]:
+    """Every command."""
     modules = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    return {module.replace("_", "-"): _summary(module) for module in modules}
+    return tuple(module.replace("_", "-") for module in modules)
 
 
 def module_of(command: str) -> str:
@@ -54,8 +54,10 @@ def module_of(command: str) -> str:
     return f"{__name__}.{command.replace('-', '_')}"
 
 
-def _summary(module: str) -> str:
-    source = Path(__path__[0], f"{module}.py").read_text(encoding="utf-8")
+def summary(command: str) -> str:
+    """What a command does, in one line. Reads its file, and does not import it."""
+    file = Path(__path__[0], f"{command.replace('-', '_')}.py")
+    source = file.read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 

@@ -84,8 +84,8 @@ def _meets(name: str, options: Any) -> bool:
 
 
 def _row(name: str) -> list[str]:
-    if name in catalog.broken():
-        return [name, "broken", catalog.broken()[name]]
+    if why := catalog.why_broken(name):
+        return [name, "broken", why]
     scenario = catalog.scenario(name)
     upstream = catalog.subject(name)
     return [name, f"{upstream} {scenario.pins.get(upstream, '')}".strip(), scenario.title]
@@ -132,8 +132,8 @@ class ListedJson(TypedDict):
 
 def summary(name: str) -> ListedJson | BrokenJson:
     """A scenario's metadata as JSON values; for a broken one, the reason."""
-    if name in catalog.broken():
-        return {"name": name, "broken": catalog.broken()[name]}
+    if why := catalog.why_broken(name):
+        return {"name": name, "broken": why}
     scenario = catalog.scenario(name)
     return {
         "name": name,

@@ -17,7 +17,7 @@ from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import HARMS, Verdict
 from harness.bugs.results import RunResult
-from harness.cli import commands, pages
+from harness.cli import commands, pages, summary
 from harness.run import suite
 from harness.run.run_config import RunConfig
 from harness.system.files import ROOT
@@ -123,7 +123,7 @@ def test_without_a_command_the_commands_are_shown(capsys: Capture) -> None:
     out = capsys.readouterr().out
     for command in commands():
         assert out.count(f"\n  {command} ") == 2
-        assert commands()[command], f"{command} has no line that says what it does"
+        assert summary(command), f"{command} has no line that says what it does"
 
 
 def test_a_recorded_run_is_graded_with_the_exit_code_of_its_verdict(
