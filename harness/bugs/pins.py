@@ -115,6 +115,11 @@ def complete(scenario: Scenario, requested: Mapping[str, str]) -> dict[str, str]
     return {name: as_pinned(name, _version(name, version)) for name, version in pins.items()}
 
 
+def without_companions(scenario: Scenario, recorded: Mapping[str, str]) -> dict[str, str]:
+    """The pins of a recorded result that a user can name: the others follow from them."""
+    return {name: version for name, version in recorded.items() if name in scenario.pins}
+
+
 def matches(when: str, pins: Mapping[str, str]) -> bool:
     """Whether the pins satisfy a requirement such as ``deepspeed<0.16``."""
     requirement = _requirement(when)

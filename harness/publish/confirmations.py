@@ -24,7 +24,7 @@ from typing import TypedDict
 from harness.bugs import catalog, result_file
 from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
-from harness.bugs.pins import describe, why_not_imported
+from harness.bugs.pins import describe, why_not_imported, without_companions
 from harness.bugs.results import OUTCOMES, CellJson, Result, Status
 from harness.run import cells, executor
 from harness.run.run_config import RunConfig
@@ -128,8 +128,8 @@ def found_at(commit: str, cell: Result) -> Result:
     """
     with tempfile.TemporaryDirectory() as folder:
         _unpack(commit, Path(folder))
-        scenario_pins = catalog.scenario(cell.scenario).pins
-        words = [f"pins.{name}={v}" for name, v in cell.pins.items() if name in scenario_pins]
+        pins = without_companions(catalog.scenario(cell.scenario), cell.pins)
+        words = [f"pins.{name}={version}" for name, version in pins.items()]
         # An older commit does not know the name lane=.
         name = "lane" if Path(folder, "configs", "lane").is_dir() else "launch"
         process = subprocess.run(
@@ -251,8 +251,7 @@ def confirm(
 
 def _config(base: RunConfig, cell: Result) -> RunConfig:
     """The config of a recorded result. Pins that follow from others are recorded, too."""
-    scenario_pins = catalog.scenario(cell.scenario).pins
-    pins = {name: version for name, version in cell.pins.items() if name in scenario_pins}
+    pins = without_companions(catalog.scenario(cell.scenario), cell.pins)
     return replace(base, variants=(RELEASED,), pins=pins)
 
 

@@ -164,7 +164,7 @@ def reproduced(cells: Sequence[Result]) -> Iterator[Reproduction]:
 def _run_on(cell: Result) -> tuple[subprocess.CompletedProcess[str], float]:
     """The ended script and its seconds."""
     scenario, cache = catalog.scenario(cell.scenario), cache_folder()
-    releases = pins.complete(scenario, dict(cell.pins))
+    releases = pins.complete(scenario, pins.without_companions(scenario, cell.pins))
     with (
         overlay.borrow(resolution.stack(scenario, releases, cache), (), cache) as loan,
         tempfile.TemporaryDirectory() as folder,

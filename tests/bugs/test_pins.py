@@ -162,6 +162,15 @@ def test_pins_are_the_users_then_their_companions_then_the_scenarios() -> None:
     assert pins.complete(chain, {"a": "1"}) == {"a": "1", "b": "1", "c": "1"}
 
 
+def test_recorded_pins_complete_to_themselves_without_the_companions() -> None:
+    overlap = catalog.scenario("pl_overlap")
+    recorded = pins.complete(overlap, {"pytorch-lightning": "1.7.0"})
+    assert "torchmetrics" in recorded
+    named = pins.without_companions(overlap, recorded)
+    assert named == {"pytorch-lightning": "1.7.0"}
+    assert pins.complete(overlap, named) == recorded
+
+
 @pytest.mark.parametrize("version", ["", "1.0 or so", "latest"])
 def test_an_invalid_version_is_a_mistake(version: str) -> None:
     with pytest.raises(UserError, match=r"is not a version: write one like 0\.15\.4"):
