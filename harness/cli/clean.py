@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.cli import Arguments
 from harness.rank.manifest import read_manifest
-from harness.releases import archive, overlay_cache
+from harness.releases import overlay_cache
 from harness.system.errors import ExitCode, HarnessError, UserError, unknown
 from harness.system.files import writing
 from harness.system.machine import cache_folder
@@ -33,7 +33,6 @@ def main(arguments: list[str]) -> int:
         return ExitCode.AS_EXPECTED
     with writing(cache, "HARNESS_CACHE"):
         overlay_cache.delete_unfinished(cache)
-        archive.sweep(cache)
         freed = overlay_cache.delete(cache, *chosen)
     size = _megabytes(size_before - overlay_cache.disk_use(cache))
     console.print(f"freed {len(freed)} of {len(chosen)}: {size}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from harness.rank.manifest import BuiltFile
@@ -24,28 +25,21 @@ def share(site: Path, files: Mapping[str, BuiltFile], cache: Path) -> None:
     ``files`` are the files of ``site``. Where the file system has no links, or the cache
     belongs to another user, the overlay keeps files of its own.
     """
-    for name, entry in files.items():
-        if not entry.size:
+    for name, (size, digest) in files.items():
+        if not size:
             continue  # needs no room, and a file system limits the links of one file
+        path = site / name
+        mode = stat.S_IMODE(path.stat().st_mode)
+        stored = cache / FOLDER / digest[:2] / f"{digest[2:]}-{mode:o}"
         try:
-            _share(site / name, entry.sha256, cache / FOLDER)
+            if _is_whole(stored, digest):
+                _replace(path, stored)
+            else:
+                stored.parent.mkdir(parents=True, exist_ok=True)
+                _replace(stored, path)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
-
-
-def _share(path: Path, digest: str, folder: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    stored = folder / digest[:2] / f"{digest[2:]}-{mode:o}"
-    if _is_whole(stored, digest):
-        _replace(path, stored)
-    else:
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        _replace(stored, path)
-
-
-_verified: dict[Path, tuple[int, int, int]] = {}
-"""Files that this process has hashed, as they were then: most overlays have the same ones."""
 
 
 def _is_whole(stored: Path, digest: str) -> bool:
@@ -54,12 +48,13 @@ def _is_whole(stored: Path, digest: str) -> bool:
         status = stored.stat()
     except FileNotFoundError:
         return False
-    state = status.st_ino, status.st_size, status.st_mtime_ns
-    if _verified.get(stored) != state:
-        if sha256(stored) != digest:
-            return False
-        _verified[stored] = state
-    return True
+    return _sha256(stored, status.st_ino, status.st_size, status.st_mtime_ns) == digest
+
+
+@cache
+def _sha256(path: Path, *state: int) -> str:
+    """The hash of a file, read once while its state is the same: most overlays have equal files."""
+    return sha256(path)
 
 
 def _replace(path: Path, source: Path) -> None:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import lzma
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.__main__ import main
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Defect
-from harness.cli import bundle
-from harness.releases import archive, overlay, releases
+from harness.rank.manifest import BuiltFile
+from harness.releases import overlay, releases, uv
 from harness.releases.edits import DefectError
 from harness.releases.overlay import Overlay
+from harness.system import archives
 
 USE = """\
 set -eu
@@ -32,79 +33,102 @@ python3 -W ignore -m harness run scenario=tied_embedding_training lane=cpu runs=
 """
 
 
-def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overlays: list[tuple[str, tuple[Defect, ...]]] = []
+@pytest.fixture
+def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overlays have a file of 1 MB, and archives have a size only: 0.3 MB for each scenario, and
+    2 MB for warmup_groups."""
 
     @contextmanager
     def borrowed(stack: pins.Stack, defects: tuple[Defect, ...], _: Path) -> Iterator[Overlay]:
-        release = stack.pins["deepspeed"]
-        if defects and release == "0.5.0":
+        if defects and stack.pins.get("deepspeed") == "0.5.0":
             raise DefectError("it does not match")
-        overlays.append((release, defects))
-        yield Overlay(f"{release}-{len(defects)}", tmp_path, "", "")
+        key = overlay.key(stack, defects)
+        yield Overlay(key, Path("none"), "", "", files={"data": BuiltFile(1_000_000, key)})
+
+    def pack(archive: Path, files: Mapping[str, Path]) -> None:
+        names = [Path(name).parent.name for name in files if name.endswith("/bug.toml")]
+        sizes = [2_000_000 if name == "warmup_groups" else 300_000 for name in names]
+        archive.write_bytes(bytes(sum(sizes)))
 
     monkeypatch.setattr(overlay, "borrow", borrowed)
+    monkeypatch.setattr(uv, "execute", lambda *_: subprocess.CompletedProcess([], 0, "", ""))
+    monkeypatch.setattr(archives, "pack", pack)
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    text: dict[str, Any] = json.loads((folder / "bundle.json").read_text())
+    return text
+
+
+@pytest.mark.usefixtures("without_files")
+def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
-    monkeypatch.setattr(bundle, "_fill", lambda *_: None)
     words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
     assert main(["bundle", *words]) == 0
-    assert len(overlays) == len(set(overlays)), "variants share them"
-    assert ("0.5.0", ()) in overlays, "as published, for a matrix without a network"
-    assert ("0.19.8", catalog.scenario("tied_grad_reduce").defects) in overlays
+    stacks = contents(tmp_path / "box")["overlays"].values()
+    versions = [stack["pins"]["deepspeed"] for stack in stacks]
+    assert sorted(versions) == ["0.19.8", "0.19.8", "0.5.0"], "0.5.0 only as published"
     printed = capsys.readouterr().out
-    assert "not included, a release of --pins: it does not match" in printed
-    asked, made = re.findall(r"([0-9]+) overlays", printed)[-2:]
-    assert int(asked) == int(made) + 1, "without the one that was not included"
+    assert printed.count("not included, a release of --pins: it does not match") == 1
+    assert "3 overlays for Python" in printed
     scenario = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
     monkeypatch.setattr(catalog, "scenario", lambda _: scenario)
     assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3
 
 
-@contextmanager
-def _without_files(stack: pins.Stack, *_: object) -> Iterator[Overlay]:
-    yield Overlay(str(stack.pins), Path("none"), "", "")
-
-
+@pytest.mark.usefixtures("without_files")
 def test_a_bundle_of_all_has_only_what_uses_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundled: list[str] = []
     monkeypatch.setattr(catalog, "sound", lambda: ("split_then_skip", "tied_grad_reduce"))
-    monkeypatch.setattr(overlay, "borrow", _without_files)
-    monkeypatch.setattr(bundle, "_fill", lambda *words: bundled.extend(words[-1]["scenarios"]))
     assert main(["bundle", "--all", "--out", str(tmp_path / "box")]) == 0
-    assert bundled == ["tied_grad_reduce"]
+    assert contents(tmp_path / "box")["scenarios"] == ["tied_grad_reduce"]
 
 
-def test_parts_are_kept_by_a_further_call_and_too_large_scenarios_left_out(
+ALL = ("bf16_clip", "bf16_stage0_scaled", "sampler_shards", "tied_grad_reduce", "zero3_tag_ignored")
+
+
+@pytest.mark.usefixtures("without_files")
+def test_parts_have_all_scenarios_once_and_are_not_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: list[tuple[str, ...]] = []
-
-    def fill(folder: Path, _: Path, __: object, contents: dict[str, object]) -> None:
-        names = contents["scenarios"]
-        assert isinstance(names, list)
-        made.append(tuple(names))
-        folder.joinpath("bundle.json").write_text(json.dumps(contents))
-        folder.joinpath("data").write_bytes(bytes(2_000_000 * ("warmup_groups" in names)))
-
-    monkeypatch.setattr(catalog, "sound", lambda: ("tied_grad_reduce", "warmup_groups"))
-    monkeypatch.setattr(overlay, "borrow", _without_files)
-    monkeypatch.setattr(bundle, "_fill", fill)
-    words = ["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]
-    assert main(words) == 0
+    monkeypatch.setattr(catalog, "sound", lambda: (*ALL, "warmup_groups"))
+    assert main(["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]) == 0
     printed = capsys.readouterr().out
     assert "not included: warmup_groups: warmup_groups alone needs 2 MB" in printed
-    assert "part-01: 1 scenario," in printed
-    assert ("tied_grad_reduce",) in made
-    made.clear()
+    assert f"bash {tmp_path}/parts/part-01/run NAME" in printed
+    folders = sorted((tmp_path / "parts").iterdir())
+    assert max(sum(f.stat().st_size for f in folder.iterdir()) for folder in folders) <= 1_000_000
+    assert sorted(name for f in folders for name in contents(f)["scenarios"]) == sorted(ALL)
+    assert len(folders) < len(ALL)
+
+
+@pytest.mark.usefixtures("without_files")
+def test_parts_that_are_there_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalog, "sound", lambda: ALL[:1])
+    words = ["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]
     assert main(words) == 0
-    assert ("tied_grad_reduce",) not in made, "it is there"
-    monkeypatch.setattr(catalog, "sound", lambda: ("warmup_groups",))
-    assert main([*words[:-1], str(tmp_path / "none")]) == 2
-    assert "--parts is too small: each scenario alone needs more" in capsys.readouterr().err
+    first = (tmp_path / "parts" / "part-01").stat()
+    monkeypatch.setattr(catalog, "sound", lambda: ALL[:2])
+    assert main(words) == 0
+    assert (tmp_path / "parts" / "part-01").stat() == first
+    assert contents(tmp_path / "parts" / "part-02")["scenarios"] == [ALL[1]]
+    python = "3.13" if pins.here()[0] == "3.12" else "3.12"
+    assert main([*words, "--python", python]) == 2
+    assert "is of another commit or Python: name a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_files")
+def test_parts_that_have_room_for_no_scenario_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--parts", "1M", "--out", str(tmp_path / "parts")]
+    assert main(["bundle", "warmup_groups", *words]) == 2
+    assert "alone needs 2 MB: --parts must be larger" in capsys.readouterr().err
 
 
 @pytest.mark.launch
@@ -112,8 +136,8 @@ def test_parts_are_kept_by_a_further_call_and_too_large_scenarios_left_out(
 def test_a_bundle_is_enough_to_run_a_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fast = ({"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 0})
-    monkeypatch.setattr(archive, "COMPRESSION", fast)  # otherwise half a minute on 2 cores
+    fast = [{"id": lzma.FILTER_LZMA2, "preset": 0}]
+    monkeypatch.setattr(archives, "COMPRESSION", fast)  # otherwise half a minute
     bundle, elsewhere = tmp_path / "bundle", tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert main(["bundle", "tied_embedding_training", "--out", str(bundle)]) == 0
