@@ -237,19 +237,15 @@ class MicroBatches:
         for name, parameter in self.names.learn(module):
             if new:
                 self._noise.move(name, parameter, self.engine is not None)
-            if id(parameter) not in self._hooked and self._keeps_parts(parameter):
+            if id(parameter) in self._hooked or not parameter.requires_grad:
+                continue
+            if self._is_small and self.engine is None and not hasattr(parameter, "full_tensor"):
                 self._hooked.add(id(parameter))
                 parameter.register_hook(functools.partial(self._part, id(parameter)))
 
     @functools.cached_property
     def _is_small(self) -> bool:
         return sum(parameter.numel() for parameter in self.parameters()) <= PARTS_UP_TO
-
-    def _keeps_parts(self, parameter: Any) -> bool:
-        """Whether a parameter's gradient of each micro-batch is recorded."""
-        if not parameter.requires_grad:
-            return False
-        return self._is_small and self.engine is None and not hasattr(parameter, "full_tensor")
 
     def _part(self, parameter: int, gradient: Any) -> None:
         """Record the gradient of one backward on this rank, before any reduction. The parameter is
