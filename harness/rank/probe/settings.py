@@ -47,14 +47,14 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
 
 
 def _numbers(group: Group) -> dict[str, Any]:
-    pairs = {name: tuple(v) if isinstance(v, list) else v for name, v in group.items()}
-    return {name: value for name, value in pairs.items() if name != "params" and _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number, or a pair of them; not the names of parameters."""
-    values = value if isinstance(value, tuple) else (value,)
-    return bool(values) and all(isinstance(one, (int, float)) for one in values)
+    """The settings that are a number, or a pair of them; not the names of parameters."""
+    numbers: dict[str, Any] = {}
+    for name, setting in group.items():
+        value = tuple(setting) if isinstance(setting, list) else setting
+        values = value if isinstance(value, tuple) else (value,)
+        if name != "params" and values and all(isinstance(one, (int, float)) for one in values):
+            numbers[name] = value
+    return numbers
 
 
 def _by_group(groups: Sequence[Group]) -> dict[str, str]:
