@@ -70,7 +70,7 @@ def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
     """Check a relation, as one of the ranks."""
     try:
         _join(rank, folder)
-    except Exception as error:  # the other rank may have ended: its model refused the relation
+    except Exception as error:  # perhaps the model refused the relation, and the other rank ended
         answer = no_answer(error)
     else:
         answer = _move(subject) or ask_alone(name, subject)

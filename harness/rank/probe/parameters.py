@@ -220,7 +220,7 @@ class Engine:
 
         from harness.detectors.state import master_copies
 
-        # Those of stage 0's optimizers in bf16 and fp16, which DeepSpeed's function does not know.
+        # The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id.
         masters = {id(p): master for p, master in master_copies(self.owner.optimizer)}
         by_name = {}
         for name, p in self._named_parameters():

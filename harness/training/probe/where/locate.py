@@ -97,7 +97,11 @@ def _off(moment: Moment) -> float:
     """How far a gradient is from the reference's, as a part of it."""
     quantity = moment.gradient_quantity
     expected = moment.owned(0, moment.expected[quantity])
-    off = [compare.norm(_difference(one[quantity], expected)) for one in moment.ranks]
+    off = []
+    for step in moment.ranks:
+        gradient = step[quantity]
+        difference = {n: gradient[n] - t if n in gradient else t for n, t in expected.items()}
+        off.append(compare.norm(difference))
     size = compare.norm(expected)
     return max(off) / size if size else 1.0
 
@@ -107,13 +111,6 @@ def _coarser(moment: Moment) -> float:
     coarsest = max(one["coarse"] for one in moment.ranks)
     expected: float = moment.expected["coarse"]
     return coarsest if coarsest > expected else 0.0
-
-
-def _difference(tensors: compare.Named, expected: compare.Named) -> dict[str, compare.Array]:
-    return {
-        name: tensors[name] - tensor if name in tensors else tensor
-        for name, tensor in expected.items()
-    }
 
 
 def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | None:
