@@ -218,15 +218,17 @@ class Engine:
     def weights(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        from harness.detectors.state import master_copies
-
-        # The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id.
-        masters = {id(p): master for p, master in master_copies(self.owner.optimizer)}
-        by_name = {}
+        masters, by_name = self._masters(), {}
         for name, p in self._named_parameters():
             master = safe_get_full_fp32_param(p)
             by_name[name] = full(masters.get(id(p), p) if master is None else master)
         return by_name
+
+    def _masters(self) -> dict[int, Any]:
+        """The fp32 weights of stage 0's optimizers in bf16 and fp16, by the parameter's id."""
+        from harness.detectors.state import master_copies
+
+        return {id(p): master for p, master in master_copies(self.owner.optimizer)}
 
     def copies(self) -> dict[str, Any]:
         """The model's weights in bf16 or fp16, of which the optimizer has fp32 copies."""
