@@ -49,7 +49,7 @@ def test_the_injected_folder_has_plain_read_only_files_and_is_written_once(cache
 
 def test_other_code_has_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = injection.code_folder()
-    monkeypatch.setattr(injection, "_files", lambda: {"sitecustomize.py": b"pass\n"})
+    monkeypatch.setattr(injection, "PARTS", ())
     second = injection.code_folder()
     assert second != folder
     assert folder.is_dir()

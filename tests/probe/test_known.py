@@ -89,7 +89,7 @@ def test_a_bug_is_not_named_if_no_layout_can_set_it_off(probing: Probing, tmp_pa
         {"name": name, "settings": settings, "seen": seen, "certain": False, "affected": {"no": []}}
         for name, (settings, seen) in CONDITIONS.items()
     ]
-    (tmp_path / "bugs.json").write_text(json.dumps(bugs))
+    (tmp_path / "bugs.json").write_text(json.dumps({"packages": {}, "bugs": bugs}))
     settings = Settings(layouts=(RANKS,), bugs=str(tmp_path / "bugs.json"))
     answers = probing("ddp.py", "--batch-size {rows}", settings)
     assert answers.impossible == {"needs an LSTM", "needs the Trainer", "needs 3 ranks"}

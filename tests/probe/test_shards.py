@@ -51,7 +51,7 @@ def test_a_right_loss_leaves_the_reduction_only_if_nothing_else_is_possible(
         reference=SimpleNamespace(steps=[first]),
         same_rows=same_rows,
         expected={"grad": {}},
-        clipping=False,
+        gradient_quantity="grad",
         ranks=[{"parts": [{}]}] * 2,
     )
     fault_place = _by_factor(evidence, moment, by_rank=False)

@@ -94,20 +94,23 @@ def _give_padding(config: Any) -> None:
 
 def _small(cls: Any, overrides: Mapping[str, Any], head: str) -> Any:
     usual = cls(**overrides)
-    settings = {**overrides, **_settings(cls, usual, head)}
-    config = cls(**{**settings, **_inner(cls, usual, head), **_exceptions(cls.model_type, head)})
+    causal = CAUSAL_EXCEPTIONS.get(cls.model_type, {}) if head == CAUSAL else {}
+    config = cls(
+        **{
+            **overrides,
+            **_settings(cls, usual, head),
+            **_inner(cls, usual, head),
+            **EXCEPTIONS.get(cls.model_type, {}),
+            **causal,
+        }
+    )
     config.use_cache = False
     return config
 
 
-def _exceptions(name: str, head: str) -> dict[str, Any]:
-    causal = CAUSAL_EXCEPTIONS.get(name, {}) if head == CAUSAL else {}
-    return {**EXCEPTIONS.get(name, {}), **causal}
-
-
 def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     """The settings that make a configuration small."""
-    arguments = _names(cls)
+    arguments = list(inspect.signature(cls.__init__).parameters)
     values = {name: value for name in arguments if (value := _value(usual, name)) is not None}
     changed = {name: SIZES[name] for name in values if name in SIZES and _is_number(values[name])}
     changed |= {name: SIZES[name] for name in ALWAYS if name in arguments}
@@ -139,10 +142,6 @@ def _drops(name: str, value: Any) -> bool:
     """Whether a setting is the probability of a dropout."""
     words = "dropout" in name or name.endswith("drop") or name.startswith("drop_path")
     return isinstance(value, (int, float)) and words
-
-
-def _names(cls: Any) -> list[str]:
-    return list(inspect.signature(cls.__init__).parameters)
 
 
 def _value(config: Any, name: str) -> Any:

@@ -62,25 +62,25 @@ def ask_on_ranks(name: str, subject: Subject) -> Answer:
     codes = [child.code or 0 for child in children]
     if answers and not (any(codes) and all(a.status is AnswerStatus.RIGHT for a in answers)):
         return _together(answers)
-    return _crashed(codes)
+    how = _ending(max(codes) if max(codes) > 0 else min(codes))
+    return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
 
 
 def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
     """Check a relation, as one of the ranks."""
-    answer = _joined(rank, folder) or _move(subject) or ask_alone(name, subject)
-    if answer.status is AnswerStatus.RIGHT and on_gpus():
-        _wait()  # NCCL aborts a rank whose peer leaves while its GPU still works
-    forks.report(answer.to_json())
-
-
-def _joined(rank: int, folder: Path) -> Answer | None:
-    """Join the process group; returns an answer only if that fails. The other rank may have ended,
-    for example because the model does not support the relation."""
     try:
         _join(rank, folder)
-    except Exception as error:
-        return no_answer(error)
-    return None
+    except Exception as error:  # perhaps the model refused the relation, and the other rank ended
+        answer = no_answer(error)
+    else:
+        answer = _move(subject) or ask_alone(name, subject)
+    if answer.status is AnswerStatus.RIGHT and on_gpus():
+        import torch
+        from torch import distributed as dist
+
+        dist.barrier()  # NCCL aborts a rank whose peer leaves while its GPU still works
+        torch.cuda.synchronize()
+    forks.report(answer.to_json())
 
 
 def _join(rank: int, folder: Path) -> None:
@@ -116,14 +116,6 @@ def _move(subject: Subject) -> Answer | None:
     return None
 
 
-def _wait() -> None:
-    import torch
-    from torch import distributed as dist
-
-    dist.barrier()
-    torch.cuda.synchronize()
-
-
 def on_gpus() -> bool:
     """Whether the ranks of this process have GPUs."""
     return os.environ.get(DEVICE) == "cuda"
@@ -134,12 +126,6 @@ def _together(answers: Sequence[Answer]) -> Answer:
     candidates = [a for a in answers if not any(part in a.reason for part in LOST)] or list(answers)
     order = (AnswerStatus.WRONG, AnswerStatus.REFUSED, AnswerStatus.NO_ANSWER, AnswerStatus.RIGHT)
     return min(candidates, key=lambda answer: order.index(answer.status))
-
-
-def _crashed(codes: Sequence[int]) -> Answer:
-    """The answer if no rank wrote one: how the ranks ended."""
-    how = _ending(max(codes) if max(codes) > 0 else min(codes))
-    return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
 
 
 def _ending(code: int) -> str:

@@ -39,16 +39,13 @@ def subject(word: str, folder: Path) -> Subject:
     return Subject(word, lambda: _model_and_batch(name), folder, lambda: _constructed(name), head)
 
 
-def _config(name: Word) -> Any:
-    if not name.is_file:
-        return architectures.small(name.model, head=name.head)
-    content = json.loads(Path(name.model).read_text(encoding="utf-8"))
-    return architectures.small(content.pop("model_type"), content, name.head)
-
-
 def _constructed(name: Word) -> Any:
-    config = _config(name)
-    kind = config.model_type if name.is_file else name.model
+    if name.is_file:
+        content = json.loads(Path(name.model).read_text(encoding="utf-8"))
+        config = architectures.small(content.pop("model_type"), content, name.head)
+        kind = config.model_type
+    else:
+        config, kind = architectures.small(name.model, head=name.head), name.model
     return architectures.model_class(architectures.config_class(kind), name.head)(config)
 
 
@@ -71,7 +68,8 @@ def _batch(head: Head, config: Any) -> dict[str, Any]:
 
     if head.pixels:
         return {"pixel_values": _images(config), "labels": torch.arange(ROWS) % LABELS}
-    tokens = _tokens()
+    tokens = torch.randint(FIRST, LAST, (ROWS, TOKENS))
+    tokens[ROWS // 2 :] = tokens[ROWS // 2 :, :1]  # one in a row, so that some experts get none
     if head.labels is Labels.ROW:
         tokens[:, -1] = _token(config, "eos_token_id")  # some heads look for it
         return {"input_ids": tokens, "labels": torch.arange(ROWS) % LABELS}
@@ -91,15 +89,6 @@ def _for_decoder(config: Any) -> dict[str, Any]:
     targets = torch.randint(FIRST, LAST, (ROWS, TARGETS))
     begin = torch.full((ROWS, 1), _token(config, "decoder_start_token_id"))
     return {DECODER: torch.cat([begin, targets[:, :-1]], 1), "labels": targets}
-
-
-def _tokens() -> Any:
-    """Rows of tokens. The last rows repeat one token, so that some experts get no token."""
-    import torch
-
-    tokens = torch.randint(FIRST, LAST, (ROWS, TOKENS))
-    tokens[ROWS // 2 :] = tokens[ROWS // 2 :, :1]
-    return tokens
 
 
 def _token(config: Any, name: str) -> int:

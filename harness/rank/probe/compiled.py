@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -90,7 +90,10 @@ def _compile_nothing() -> None:
 def _around(function: Any, compiled: Any, around: Around) -> Any:
     @functools.wraps(compiled)
     def called(*arguments: Any, **keywords: Any) -> Any:
-        modules = list(_modules([*arguments, *keywords.values(), *_reached(function)]))
+        import torch
+
+        values = [*arguments, *keywords.values(), *_reached(function)]
+        modules = [value for value in values if isinstance(value, torch.nn.Module)]
         inputs = [one for one in arguments if not any(one is each for each in modules)]
         others = {n: one for n, one in keywords.items() if not any(one is each for each in modules)}
         return around(modules, lambda: compiled(*arguments, **keywords), inputs, others)
@@ -109,9 +112,3 @@ def _reached(function: Any) -> Iterator[Any]:
             yield cell.cell_contents
     for name in getattr(code, "co_names", ()):
         yield spaces.get(name)
-
-
-def _modules(values: Iterable[Any]) -> Iterator[Any]:
-    import torch
-
-    return (value for value in values if isinstance(value, torch.nn.Module))

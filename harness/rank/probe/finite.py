@@ -3,7 +3,6 @@ gradient of its output, that is not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -32,7 +31,11 @@ class Finite:
 
     def look(self, root: Any, module: Any, output: Any) -> None:
         """Look at the output of a module that was called in a training step."""
-        for tensor in _tensors(output):
+        import torch
+
+        for _, tensor in leaves(output, is_dataclass):
+            if not (isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
+                continue
             if self.place or tensor is self._last:
                 return
             self._last = tensor
@@ -82,12 +85,3 @@ def _in(tensor: Any) -> str:
 
 def _is_finite(tensor: Any) -> bool:
     return bool(local(tensor.detach()).isfinite().all())
-
-
-def _tensors(output: Any) -> Iterator[Any]:
-    """The floating tensors of what a module returns."""
-    import torch
-
-    for _, part in leaves(output, is_dataclass):
-        if isinstance(part, torch.Tensor) and part.is_floating_point():
-            yield part

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.rank import gpu_places, supervisor
-from harness.rank.forks import Child, Children
+from harness.rank.forks import Children
 from harness.rank.probe import own_files
 from harness.rank.probe.exchange import Assignment
 from harness.system.ports import number, reserve_port
@@ -40,19 +40,17 @@ def main(arguments: Sequence[str]) -> None:
     file.write_text(json.dumps(asdict(assignment)))
     with reserve_port() as keeper, Children() as children:
         port = number(keeper)
-        ranks = {_start(children, folder, rank, world, port): rank for rank in range(world)}
+        ranks = {}
+        for rank in range(world):
+            logs = folder / "logs" / f"rank_{rank}"
+            logs.mkdir(parents=True)
+            run = partial(_run_rank, folder, logs, rank, world, port)
+            child = children.start(run, (logs / "stdout.log", logs / "stderr.log"))
+            ranks[child] = rank
         for child, _ in children.hear():
             if child.code:
                 print(f"  rank      : {ranks[child]}\n  exitcode  : {child.code}", flush=True)
                 raise SystemExit(1)
-
-
-def _start(children: Children, folder: Path, rank: int, world: int, port: int) -> Child:
-    """Fork a rank with its own logs."""
-    logs = folder / "logs" / f"rank_{rank}"
-    logs.mkdir(parents=True)
-    run = partial(_run_rank, folder, logs, rank, world, port)
-    return children.start(run, (logs / "stdout.log", logs / "stderr.log"))
 
 
 def _run_rank(folder: Path, logs: Path, rank: int, world: int, port: int) -> None:

@@ -181,6 +181,7 @@ class MicroBatches:
     def _begin(self, module: Any, arguments: Any, keywords: Any) -> bool:
         """Note that the model, or another stage of it, gets a micro-batch. Returns whether its rows
         were recorded."""
+        record = self._record
         if not _has_weights(module):
             return False
         if self.root is None and not any(p.requires_grad for p in module.parameters()):
@@ -190,10 +191,14 @@ class MicroBatches:
         is_model = _inner(module) is _inner(self.root)
         if is_model:
             batch = bound(module, arguments, keywords)
-            self._see(rows(*batch, self._returned, self.rows_dimension))
-        if self._record.is_open() and not is_transformed():  # else it has other parameters now
+            digests = rows(*batch, self._returned, self.rows_dimension)
+            record.seen[-1] += digests
+            record.now["stops"] |= bool(digests) and self._quiet.issuperset(digests)
+            if record.is_open():
+                record.now["rows"].append(digests)
+        if record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
-        return is_model and self._record.is_open()
+        return is_model and record.is_open()
 
     def _is_part_of(self, module: Any) -> bool:
         """Whether what was taken for the model is a part of this module, and nothing was trained
@@ -217,14 +222,6 @@ class MicroBatches:
             self.batch = dict(batch[1])
         self._meet()
 
-    def _see(self, digests: list[str]) -> None:
-        """Record the rows of a micro-batch."""
-        record = self._record
-        record.seen[-1] += digests
-        record.now["stops"] |= bool(digests) and self._quiet.issuperset(digests)
-        if record.is_open():
-            record.now["rows"].append(digests)
-
     def _know(self, module: Any) -> None:
         """Learn the parameters of the model or of another stage, and move those of a new one."""
         if new := module not in self.names:
@@ -232,19 +229,15 @@ class MicroBatches:
         for name, parameter in self.names.learn(module):
             if new:
                 self._noise.move(name, parameter, self.engine is not None)
-            if id(parameter) not in self._hooked and self._keeps_parts(parameter):
+            if id(parameter) in self._hooked or not parameter.requires_grad:
+                continue
+            if self._is_small and self.engine is None and not hasattr(parameter, "full_tensor"):
                 self._hooked.add(id(parameter))
                 parameter.register_hook(functools.partial(self._part, id(parameter)))
 
     @functools.cached_property
     def _is_small(self) -> bool:
         return sum(parameter.numel() for parameter in self.parameters()) <= PARTS_UP_TO
-
-    def _keeps_parts(self, parameter: Any) -> bool:
-        """Whether a parameter's gradient of each micro-batch is recorded."""
-        if not parameter.requires_grad:
-            return False
-        return self._is_small and self.engine is None and not hasattr(parameter, "full_tensor")
 
     def _part(self, parameter: int, gradient: Any) -> None:
         """Record the gradient of one backward on this rank, before any reduction. The parameter is

@@ -115,15 +115,6 @@ class Mode:
     def _call_megatron(self, apply: Any, /, function: Any, distribute: bool, *rest: Any) -> Any:
         return function(*rest) if self._keeps() else apply(function, distribute, *rest)
 
-    def _look_at_switch(self, model: Any) -> None:
-        """Note a model's own switch for recomputation, and switch it off if activations are kept:
-        its other branch may compute something else."""
-        off = _method(model, OFF)
-        if off is not None and getattr(model, "is_gradient_checkpointing", False):
-            self.checkpoints += 1
-            if self._name == KEPT:
-                off()
-
     def meet(self, model: Any) -> None:
         """Change the model, which is called for the first time."""
         self._install_in_packages()
@@ -134,8 +125,12 @@ class Mode:
             if (switch := _method(inner, ON)) is None:
                 raise RuntimeError(NO_SWITCH)
             switch()
-        else:
-            self._look_at_switch(inner)
+            return
+        off = _method(inner, OFF)  # the model's own switch
+        if off is not None and getattr(inner, "is_gradient_checkpointing", False):
+            self.checkpoints += 1
+            if self._name == KEPT:  # the other branch of the model may compute something else
+                off()
 
 
 def _method(model: Any, names: Sequence[str]) -> Any:

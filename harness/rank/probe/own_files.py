@@ -226,7 +226,8 @@ def _cover(
         except OSError:
             if path == folder:
                 raise
-        _bind(handle, path)  # a cache, a single file, or no file system for files, such as /proc
+        # A cache, a single file, or no file system for files, such as /proc
+        _mount(_of(handle), path, flags=BIND | RECURSIVE)
     for handle in opened.values():
         os.close(handle)
 
@@ -255,10 +256,6 @@ def _upper(earlier: Path | None, path: str) -> Path | None:
         return None
     number = json.loads((earlier / NAMES).read_text()).get(path)
     return earlier / number / "upper" if number else None
-
-
-def _bind(handle: int, path: str) -> None:
-    _mount(_of(handle), path, flags=BIND | RECURSIVE)
 
 
 def _of(handle: int) -> str:

@@ -151,11 +151,8 @@ class Places:
         calls.append(entry)
         return entry
 
-    def _rows(self, entry: dict[str, Any]) -> int:
-        return len(self._record.now["rows"][entry["micro_batch"]])
-
     def _look(self, entry: dict[str, Any], side: str, values: Any) -> None:
-        entry["rows"] = self._rows(entry)
+        entry["rows"] = len(self._record.now["rows"][entry["micro_batch"]])
         for number, tensor in enumerate(_tensors(values)):
             entry["digests"][f"{side} {number}"] = digest(tensor, entry["rows"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.system.text import count
@@ -28,31 +28,33 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
     scale, and of the model (its dropout, attention, and types)."""
     parts = list(root.modules()) if root is not None else []
     rates = {*step["rates"], *(part.p for part in parts if drops(part))}
+    types = Counter(
+        str(p.dtype).removeprefix("torch.") for part in parts[:1] for p in part.parameters()
+    )
     words = {
         **_by_group(groups),
         "the norm to which clip_grad_norm_ clips": _limit(step["clips"], by_value=False),
         "the value to which clip_grad_value_ clips": _limit(step["clips"], by_value=True),
         "the first loss scale": f"{step['scale']:g}" if step["scale"] else "1 (no scaler)",
         "dropout": ", ".join(f"{rate:g}" for rate in sorted(rates)) or "0",
-        "the type of the parameters": _counted(
-            str(p.dtype).removeprefix("torch.") for part in parts[:1] for p in part.parameters()
-        ),
+        "the type of the parameters": _in_words(types),
     }
-    attention = (getattr(_config(part), "_attn_implementation", None) for part in parts)
+    configs = (vars(part).get("config") for part in parts)
+    attention = (getattr(config, "_attn_implementation", None) for config in configs)
     if names := sorted({name for name in attention if isinstance(name, str)}):
         words["the implementation of attention"] = ", ".join(names)
     return words
 
 
 def _numbers(group: Group) -> dict[str, Any]:
-    pairs = {name: tuple(v) if isinstance(v, list) else v for name, v in group.items()}
-    return {name: value for name, value in pairs.items() if name != "params" and _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number, or a pair of them; not the names of parameters."""
-    values = value if isinstance(value, tuple) else (value,)
-    return bool(values) and all(isinstance(one, (int, float)) for one in values)
+    """The settings that are a number, or a pair of them; not the names of parameters."""
+    numbers: dict[str, Any] = {}
+    for name, setting in group.items():
+        value = tuple(setting) if isinstance(setting, list) else setting
+        values = value if isinstance(value, tuple) else (value,)
+        if name != "params" and values and all(isinstance(one, (int, float)) for one in values):
+            numbers[name] = value
+    return numbers
 
 
 def _by_group(groups: Sequence[Group]) -> dict[str, str]:
@@ -66,10 +68,6 @@ def _by_group(groups: Sequence[Group]) -> dict[str, str]:
             values[str(each.get(name, "not set"))] += size
         words[name] = _in_words(values)
     return words
-
-
-def _counted(names: Iterable[str]) -> str:
-    return _in_words(Counter(names))
 
 
 def _in_words(values: Counter[str]) -> str:
@@ -89,7 +87,3 @@ def drops(part: Any) -> bool:
     """Whether it is a dropout with a rate: what else has the name may have any ``p``."""
     rate = getattr(part, "p", None)
     return "Dropout" in type(part).__name__ and isinstance(rate, float) and rate > 0
-
-
-def _config(part: Any) -> Any:
-    return vars(part).get("config")

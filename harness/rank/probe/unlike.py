@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 UNLIKE = {
@@ -29,17 +28,12 @@ def unlike_by_design(model: Any) -> list[str]:
     """One line for each kind of module that differs between layouts by design."""
     lines: dict[str, str] = {}
     for name, module in model.named_modules() if model is not None else ():
-        for kind in _kinds(module):
+        hooks = module._forward_pre_hooks.values()  # one may be a norm
+        for kind in [type(one).__name__ for one in (module, *hooks)]:
             for pattern, why in UNLIKE.items():
                 if re.search(pattern, kind) and module.training:
                     lines.setdefault(why, f"{kind} ({name or 'the model'}) {why}")
     return list(lines.values())
-
-
-def _kinds(module: Any) -> Iterator[str]:
-    """The names of the class of a module, and of the classes of its hooks: one may be a norm."""
-    for one in (module, *module._forward_pre_hooks.values()):
-        yield type(one).__name__
 
 
 SCHEDULE = (
@@ -56,7 +50,8 @@ def schedules_unlike_by_design() -> list[str]:
         return []
     kind = accelerate.AcceleratedScheduler
     prepared = (one for one in gc.get_objects() if type(one) is kind)
-    return [SCHEDULE] if any(map(_stepped_often, prepared)) else []
+    is_unlike = any(one.step_with_optimizer and not one.split_batches for one in prepared)
+    return [SCHEDULE] if is_unlike else []
 
 
 BASELINE = (
@@ -72,7 +67,3 @@ def trainers_unlike_by_design() -> list[str]:
         return []
     exists = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
     return [BASELINE] if exists else []
-
-
-def _stepped_often(schedule: Any) -> bool:
-    return bool(schedule.step_with_optimizer and not schedule.split_batches)

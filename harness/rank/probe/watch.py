@@ -115,7 +115,7 @@ class Watch:
             "saves": self.saves.entries,
             "end": self.end,
             "releases": _releases(),
-            "imported": _imported(),
+            "imported": [file.rpartition(SITE)[2] for file in _files() if SITE in file],
             "loaded": _loaded(self.assignment.cwd),
             "on_cpu": dict(cuda_calls.uses),
             "schedule": self._schedule(),
@@ -365,11 +365,6 @@ def _releases() -> dict[str, str]:
             with suppress(Exception):  # some modules compute their attributes
                 releases[name] = sys.modules[name].__version__
     return {name: version for name, version in releases.items() if type(version) is str}
-
-
-def _imported() -> list[str]:
-    """The files of packages that this process has imported: ``transformers/trainer.py``."""
-    return [file.rpartition(SITE)[2] for file in _files() if SITE in file]
 
 
 def _loaded(cwd: str) -> list[str]:

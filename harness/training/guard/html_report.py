@@ -92,7 +92,9 @@ def _pictures(report: Report) -> Iterator[tuple[str, list[Bar]]]:
         ordered = sorted(sizes.items(), key=lambda item: -item[1])[:MOST_PARAMETERS]
         if ordered:
             room = WIDTH - LEFT - 100
-            total = max(len(sizes), *(_named(fault) for fault in of_check))
+            # A report leaves out parameters of a fault that has many.
+            counts = [len(f["parameters"]) + int(f.get("more_parameters", 0)) for f in of_check]
+            total = max(len(sizes), *counts)
             yield (
                 check if total == len(ordered) else f"{check} ({len(ordered)} of {total})",
                 [
@@ -100,11 +102,6 @@ def _pictures(report: Report) -> Iterator[tuple[str, list[Bar]]]:
                     for row, (name, size) in enumerate(ordered)
                 ],
             )
-
-
-def _named(fault: Mapping[str, Any]) -> int:
-    """The parameters of a fault, also those that a report leaves out."""
-    return len(fault["parameters"]) + int(fault.get("more_parameters", 0))
 
 
 TEMPLATE = """\

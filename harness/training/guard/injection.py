@@ -48,7 +48,11 @@ def home() -> Path:
 
 def code_folder() -> Path:
     """The injected folder, which is written if the cache does not have it."""
-    files = _files()
+    files = {f"{CODE}/{package}__init__.py": b"" for package in PACKAGES}
+    files["sitecustomize.py"] = Path(__file__).with_name("sitecustomize.py").read_bytes()
+    for part in PARTS:
+        for file in HARNESS.glob(part):
+            files[f"{CODE}/{file.relative_to(HARNESS)}"] = file.read_bytes()
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(name.encode() + b"\0" + content + b"\0")
@@ -57,16 +61,6 @@ def code_folder() -> Path:
         if not folder.is_dir():
             _write(folder, files)
     return folder
-
-
-def _files() -> dict[str, bytes]:
-    """The content of each file, by its path in the injected folder."""
-    files = {f"{CODE}/{package}__init__.py": b"" for package in PACKAGES}
-    files["sitecustomize.py"] = Path(__file__).with_name("sitecustomize.py").read_bytes()
-    for part in PARTS:
-        for file in HARNESS.glob(part):
-            files[f"{CODE}/{file.relative_to(HARNESS)}"] = file.read_bytes()
-    return files
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -70,7 +70,8 @@ def read(folder: Path) -> Report:
         raise UserError(
             f"{folder} has no {SUMMARY} and no {ALARMS}: name the folder of guard --out"
         )
-    earlier = {file.name: _summary(file) for file in sorted(folder.glob(EARLIER), key=_number)}
+    by_number = sorted(folder.glob(EARLIER), key=lambda file: (len(file.name), file.name))
+    earlier = {file.name: _summary(file) for file in by_number}
     return Report(_summary(summary), tuple(_alarms(alarms)), earlier)
 
 
@@ -86,10 +87,6 @@ def damaged(file: Path, error: Exception) -> Inconclusive:
     """The error for a file of a report that cannot be read."""
     why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
     return Inconclusive(f"{file} is damaged: {one_line(why)}")
-
-
-def _number(file: Path) -> tuple[int, str]:
-    return len(file.name), file.name
 
 
 def _summary(file: Path) -> Mapping[str, Any]:

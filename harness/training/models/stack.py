@@ -63,18 +63,14 @@ def newest() -> dict[str, str]:
 
 def _stack(pins: Mapping[str, str]) -> Stack:
     """All packages: the pinned ones, and otherwise the newest on the day of transformers."""
-    chosen = {name: _pinned_release(name, version) for name, version in pins.items()}
+    chosen = {}
+    for name, version in pins.items():
+        if not releases.is_one(version):
+            raise UserError(f"{name}={version}: models takes one release, such as {name}=5.10.1")
+        (chosen[name],) = releases.chosen(name, version)
     day = time.strftime("%Y-%m-%d")
     if SUBJECT in chosen:
         python, _ = here()
         day = releases.settled(releases.released(SUBJECT, chosen[SUBJECT], cache_folder()), python)
     full = {name: chosen.get(name) or index.newest(name, day) for name in PACKAGES}
     return Stack(full, day, *here())
-
-
-def _pinned_release(name: str, version: str) -> str:
-    """The release that a pin names."""
-    if not releases.is_one(version):
-        raise UserError(f"{name}={version}: models takes one release, such as {name}=5.10.1")
-    (release,) = releases.chosen(name, version)
-    return release

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from harness.bugs.api.spec import Lane
 from harness.rank.models.answer import Answer, AnswerStatus, Row
@@ -37,7 +38,11 @@ def rows(
     works = [Work(part, Shape(part.jobs, gpus)) for part in parts]
     with Batch(works, task, on, say) as batch:
         for at, outcome in batch.results():
-            task_rows = _lost(parts[at], outcome) if isinstance(outcome, HarnessError) else outcome
+            task_rows = outcome
+            if isinstance(outcome, HarnessError):  # the task failed
+                answer = Answer(AnswerStatus.NO_ANSWER, str(outcome), repeatable=False)
+                pairs = product(parts[at].models, parts[at].relations)
+                task_rows = [Row(model, relation, answer) for model, relation in pairs]
             yield from (row for row in task_rows if (row.model, row.relation) in cells)
 
 
@@ -48,9 +53,3 @@ def task(part: Asking) -> list[Row] | HarnessError:
         return ask(replace(part, jobs=min(part.jobs, machine.cores())), lambda _: None)
     except HarnessError as error:
         return error
-
-
-def _lost(part: Asking, error: HarnessError) -> list[Row]:
-    """The rows of a task that failed."""
-    answer = Answer(AnswerStatus.NO_ANSWER, str(error), repeatable=False)
-    return [Row(model, relation, answer) for model in part.models for relation in part.relations]

@@ -24,7 +24,7 @@ from harness.training.probe.compare.plausibility import (
     steep,
     wrong_slope,
 )
-from harness.training.probe.compare.reference import Reference, as_one
+from harness.training.probe.compare.reference import Reference, as_one, unclipped
 from harness.training.probe.layouts import (
     CHECKPOINTING,
     COMPILE,
@@ -132,8 +132,9 @@ def _any(run: Run, *facts: str) -> bool:
 
 
 def _in_mode(settings: Settings, kind: str, mode: str) -> Layout:
+    name = NAMES.get(mode, "as written")
     base = replace(reference(settings), epoch=False, relations=(), base=settings.reference_ranks)
-    return replace(base, name=NAMES[mode], kind=kind, mode=mode)
+    return replace(base, name=name, kind=kind, mode=mode)
 
 
 def compared(
@@ -181,9 +182,9 @@ def _compare_compiled(comparison: Compared, baseline: Reference, run: Run) -> st
         if step["draws"] or expected["draws"]:
             return OWN_DRAWS
         noise = eager.spread(number, "raw" if expected["raw"] else "grad")
-        if names := _above(noise, _far(_gradient(step), _gradient(expected))):
+        if names := _above(noise, _far(unclipped(step), unclipped(expected))):
             text = f"compiled, that of {several(names)} is {_in_words(step, expected, names)}"
-            ratio = share(_gradient(step), _gradient(expected), names).ratio
+            ratio = share(unclipped(step), unclipped(expected), names).ratio
             fault = Broken("gradient", f"{text} that of eager code", ratio, parameters=tuple(names))
             comparison.broken, comparison.step = [fault], number + 1
             break
@@ -205,9 +206,8 @@ def _add(comparison: Compared, outcome: Broken | str) -> None:
 
 def _dropped(settings: Settings, mode: str) -> Layout:
     """One step with dropout, in a mode."""
-    name = f"{NAMES.get(mode, 'as written')}, with dropout"
-    base = replace(reference(settings), epoch=False, relations=(), base=settings.reference_ranks)
-    return replace(base, name=name, steps=1, mode=mode, dropout=True)
+    layout = _in_mode(settings, "", mode)
+    return replace(layout, name=f"{layout.name}, with dropout", steps=1, dropout=True)
 
 
 def _compiled_with_dropout(
@@ -295,7 +295,7 @@ def _masks(runner: Runner, settings: Settings, mode: str) -> Broken | str:
         f"with dropout and recomputation that of {several(names)} is "
         f"{_in_words(step, expected, names)} that without recomputation: does the recomputation "
         "draw other masks (preserve_rng_state)?",
-        share(_gradient(step), _gradient(expected), names).ratio,
+        share(unclipped(step), unclipped(expected), names).ratio,
         parameters=tuple(names),
     )
 
@@ -310,13 +310,8 @@ def _loss(step: Step) -> float:
     return float(sum(step["losses"]))
 
 
-def _gradient(step: Step) -> Named:
-    gradient: Named = step["raw"] or step["grad"]
-    return gradient
-
-
 def _in_words(step: Step, expected: Step, names: list[str]) -> str:
-    part = share(_gradient(step), _gradient(expected), names)
+    part = share(unclipped(step), unclipped(expected), names)
     if not finite(part.ratio):
         return "not finite, unlike"
     if part.is_factor:
@@ -327,12 +322,12 @@ def _in_words(step: Step, expected: Step, names: list[str]) -> str:
 def _unlike(runner: Runner, settings: Settings, step: Step, expected: Step, mode: str) -> list[str]:
     """The parameters whose gradients differ by more than NEAR, and by more than rounding moves
     those of the expected step, which has this mode."""
-    far = _far(_gradient(step), _gradient(expected))
+    far = _far(unclipped(step), unclipped(expected))
     if not far:
         return []
     steps = [_first_step(runner, settings, each) for each in rounding(_dropped(settings, mode))]
-    gradients = [_gradient(each) for each in steps if not isinstance(each, str)]
-    return _above(spread(gradients, _gradient(expected)), far)
+    gradients = [unclipped(each) for each in steps if not isinstance(each, str)]
+    return _above(spread(gradients, unclipped(expected)), far)
 
 
 def _far(gradient: Named, twin: Named) -> dict[str, float]:

@@ -7,10 +7,9 @@ from collections import Counter
 from dataclasses import replace
 
 from harness.training.probe.compare.comparison import Compared, compare
-from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Reference, as_one, rows_of, without_cleared
 from harness.training.probe.compare.rows import all_alike, rows_again, same_epochs
-from harness.training.probe.layouts import AGAINST, SAMPLES, Layout, Settings, base_layout, rounding
+from harness.training.probe.layouts import AGAINST, Layout, Settings, base_layout, rounding
 from harness.training.probe.runner import Run, Runner
 
 
@@ -25,7 +24,7 @@ def compare_layout(
     """Compare a layout; again with every sampler in one order, if only its order differs. Then the
     reference runs with ``runner``, and the layout with ``of_layout``."""
     comparison = compare(run, baseline, settings.same_rows)
-    if not _begins_with_samples(comparison.broken) or run.layout.resumed:
+    if not comparison.has_other_samples or run.layout.resumed:
         return comparison
     if micro_batches := _micro_batches_of_its_own(runner, settings, run, baseline):
         why = NO_K.format(own=f"{micro_batches} micro-batch" + ("" if micro_batches == 1 else "es"))
@@ -38,7 +37,7 @@ def compare_layout(
         comparison.broken[0] = replace(cause, details=(again, *cause.details))
         return comparison
     ordered = _in_one_order(runner, settings, run.layout, of_layout)
-    if ordered is None or ordered.no_answer or _begins_with_samples(ordered.broken):
+    if ordered is None or ordered.no_answer or ordered.has_other_samples:
         return _without_an_answer(comparison, run, baseline, ordered)
     ordered.layout = run.layout
     ordered.notes.append(
@@ -108,7 +107,7 @@ OTHER_ROWS = (
 def _few(ordered: Compared | None) -> str:
     """The reason for no answer if most rows are the reference's once all samplers draw in one
     order; empty if not."""
-    if ordered is None or ordered.moment is None or not _begins_with_samples(ordered.broken):
+    if ordered is None or ordered.moment is None or not ordered.has_other_samples:
         return ""
     expected = Counter(rows_of(ordered.moment.expected))
     missing = expected - Counter(row for one in ordered.moment.ranks for row in rows_of(one))
@@ -155,10 +154,6 @@ def _without_an_answer(
 def _unanswered(comparison: Compared, why: str) -> Compared:
     comparison.no_answer, comparison.broken, comparison.step = why, [], None
     return comparison
-
-
-def _begins_with_samples(broken: list[Broken]) -> bool:
-    return bool(broken) and broken[0].relation == SAMPLES
 
 
 def _in_one_order(

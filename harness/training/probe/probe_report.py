@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -110,14 +110,16 @@ def text(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> Ite
     yield headline(answers)
     yield f"{f'reference: {answers.reference}':{WIDTH}}  {answers.about}"
     if answers.on_cpu:
-        yield f"{'done on the CPU':{WIDTH}}  {_counted(answers.on_cpu)}"
+        counts = [f"{what} ({often} x)" for what, often in Counter(answers.on_cpu).most_common()]
+        yield f"{'done on the CPU':{WIDTH}}  {', '.join(counts)}"
     reported: set[tuple[str, ...]] = set()
     for comparison in answers.layouts:
         yield from _layout(comparison, reported)
         if answers.where is not None and answers.where.layout == comparison.layout.name:
             yield f"    where: {answers.where.sentence}"
     for name, (status_, reason) in answers.relations.items():
-        yield f"{RELATION_NAMES[name]:{WIDTH}}  {_in_capitals(status_)}{reason and ': '}{reason}"
+        outcome = {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status_, status_)
+        yield f"{RELATION_NAMES[name]:{WIDTH}}  {outcome}{reason and ': '}{reason}"
     if files := _written(answers.written):
         yield f"{'files written':{WIDTH}}  {files}"
     if answers.unseen:
@@ -223,16 +225,6 @@ def _fault(comparison: Compared) -> str:
         ratio = in_words(cause.ratio, cause.meaning, " the right one")
         return f"its {cause.relation} is {ratio}"
     return fault
-
-
-def _in_capitals(status: str) -> str:
-    """A status of ``models``, in capitals unless it is right or refused."""
-    return {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status, status)
-
-
-def _counted(requests: Mapping[str, int]) -> str:
-    """The requests, the most frequent first."""
-    return ", ".join(f"{what} ({often} x)" for what, often in Counter(requests).most_common())
 
 
 def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:

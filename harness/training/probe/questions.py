@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from harness.rank.compare import without_warnings
@@ -179,7 +178,11 @@ def _comparison(
     if kind == RANKS_RESUME:
         return _rank_by_rank(runner, settings, run)
     if kind in MODES:
-        against_reference = partial(_against_reference, runner, settings, baseline)
+
+        def against_reference(in_mode: Run) -> Compared:
+            without_rehearsal = without_cleared(in_mode, baseline.steps, settings.same_rows)
+            return compare_layout(runner, settings, without_rehearsal, baseline, runner)
+
         return modes.compared(runner, settings, baseline, run, against_reference)
     if kind == SEED:
         usual = runner.start(without_a_stop(settings)).result()
@@ -286,13 +289,6 @@ def _frozen_shift(
         return {}
     values, own_values = (run.ranks[0][0]["complete"] for run in runs)
     return {name: values[name] - own_values[name] for name in names}
-
-
-def _against_reference(
-    runner: Runner, settings: Settings, baseline: Reference, run: Run
-) -> Compared:
-    without_rehearsal = without_cleared(run, baseline.steps, settings.same_rows)
-    return compare_layout(runner, settings, without_rehearsal, baseline, runner)
 
 
 def _last_compared(layouts: Sequence[Compared], baseline: Reference) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import BUGGY, Scenario
+from harness.bugs.api.spec import BUGGY
 from harness.bugs.packages import import_name
 from harness.rank.models.answer import AnswerStatus
 from harness.rank.probe import frozen, losses, saves, workers
@@ -196,23 +196,20 @@ def read(folder: Path) -> Signature | None:
     if not file.is_file():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    loop = content.get("loop")
+    loop: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (content.get("loop") or {}).items()
+    }
+    results = {}
+    for variant, result in content.get("recorded", {}).items():  # which asdict wrote
+        signs = tuple(Sign(**sign) for sign in result["shown"])
+        results[variant] = ProbeResult(**{**result, "shown": signs})
     return Signature(
-        Loop(**{name: _fixed(value) for name, value in loop.items()}) if loop else None,
+        Loop(**loop) if loop else None,
         content.get("why", ""),
         content.get("concerns_loops", True),
-        {variant: _from_json(one) for variant, one in content.get("recorded", {}).items()},
+        results,
     )
-
-
-def _fixed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _from_json(content: Mapping[str, Any]) -> ProbeResult:
-    """The result that ``dataclasses.asdict`` wrote."""
-    signs = tuple(Sign(**one) for one in content["shown"])
-    return ProbeResult(**{**content, "shown": signs})
 
 
 def write(folder: Path, by_variant: Mapping[str, ProbeResult]) -> None:
@@ -301,7 +298,8 @@ def with_signature(
         if not signature.parts <= parts or (signature.is_of_parts_of_a_model and not same_rows):
             continue
         scenario = catalog.scenario(name)
-        if imported and not imported >= _files(scenario):
+        defects = scenario.variant(BUGGY).defects
+        if imported and not imported >= {*scenario.files, *(defect.file for defect in defects)}:
             continue
         have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
         if scenario.subject in have and (why := affected(name, have)):
@@ -319,8 +317,3 @@ def _parts(signs: Iterable[Sign]) -> set[str]:
     """The parts that differ between layouts by design, as the notes say."""
     notes = [one.relation for one in signs if one.note]
     return {why for why in map(without_numbers, UNLIKE.values()) if any(why in n for n in notes)}
-
-
-def _files(scenario: Scenario) -> set[str]:
-    """The files with a bug, relative to site-packages."""
-    return {*scenario.files, *(defect.file for defect in scenario.variant(BUGGY).defects)}

@@ -45,7 +45,8 @@ def save_load(subject: Subject) -> str | None:
     module = subject.module
     again = loaded(subject, saved(subject))
     _require_same(again, module, "in fp32")
-    _require_same_logits(subject, again)
+    expected, actual = logits(subject.module, subject.batch), logits(again, subject.batch)
+    subject.require_equal(actual, expected, "after it was loaded")
     half = loaded(subject, saved(subject), torch.bfloat16)
     folder = subject.folder / "half"
     half.save_pretrained(folder)
@@ -55,12 +56,14 @@ def save_load(subject: Subject) -> str | None:
 
 def _require_same(model: Any, original: Any, where: str) -> None:
     """Raise Wrong unless two models have the same parameters, buffers and ties."""
+    import torch
+
     tensors = dict(_tensors(model))
     for name, tensor in _tensors(original):
         copy = tensors.get(name)
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
             raise Wrong(f"{where}, {name} has another shape or type after it was loaded")
-        if not _same_values(copy, tensor):
+        if not torch.equal(torch.nan_to_num(copy), torch.nan_to_num(tensor)):
             raise Wrong(f"{where}, {name} has other values after it was loaded")
     lost = _ties(original) - _ties(model)
     if lost:
@@ -72,23 +75,12 @@ def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _same_values(tensor: Any, copy: Any) -> bool:
-    import torch
-
-    return bool(torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(copy)))
-
-
 def _ties(module: Any) -> set[frozenset[str]]:
     """The groups of parameter names that share one tensor."""
     groups: dict[int, set[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(p), set()).add(name)
     return {frozenset(names) for names in groups.values() if len(names) > 1}
-
-
-def _require_same_logits(subject: Subject, again: Any) -> None:
-    expected, actual = logits(subject.module, subject.batch), logits(again, subject.batch)
-    subject.require_equal(actual, expected, "after it was loaded")
 
 
 def fp32_kept(subject: Subject) -> str | None:

@@ -25,14 +25,23 @@ def tensor_parallel(subject: Subject) -> str | None:
     """A model split by its plan has the same logits and the same gradient of each parameter."""
     if not _plan(subject.module, "tp"):
         raise NoAnswer("the model has no plan for tensor parallelism")
-    return _compare(subject, "tp", _by_tensors())
+    cls, parameters = _distributed()  # from_pretrained takes what they have in this release
+    how: dict[str, Any] = {"tp_plan": "auto"}
+    if "tp_plan" in parameters:
+        how = {"distributed_config": cls(tp_size=RANKS, tp_plan="auto")}
+    return _compare(subject, "tp", how)
 
 
 def expert_parallel(subject: Subject) -> str | None:
     """A model with experts on 2 ranks has the same logits and gradients of all parameters."""
     if not _plan(subject.module, "ep"):
         raise NoAnswer("the model has no plan for expert parallelism")
-    return _compare(subject, "ep", _by_experts())
+    cls, parameters = _distributed()
+    if "ep_size" in parameters:
+        how = {"distributed_config": cls(tp_size=RANKS, ep_size=RANKS)}
+    else:
+        how = {"tp_plan": "auto", "distributed_config": cls(enable_expert_parallel=True)}
+    return _compare(subject, "ep", how)
 
 
 def _plan(module: Any, kind: str) -> Any:
@@ -45,21 +54,6 @@ def _distributed() -> tuple[Any, Mapping[str, Any]]:
     from transformers.distributed import DistributedConfig  # type: ignore[import-not-found]
 
     return DistributedConfig, inspect.signature(DistributedConfig).parameters
-
-
-def _by_tensors() -> dict[str, Any]:
-    """The arguments with which this release's ``from_pretrained`` splits tensors."""
-    cls, parameters = _distributed()
-    if "tp_plan" in parameters:
-        return {"distributed_config": cls(tp_size=RANKS, tp_plan="auto")}
-    return {"tp_plan": "auto"}
-
-
-def _by_experts() -> dict[str, Any]:
-    cls, parameters = _distributed()
-    if "ep_size" in parameters:
-        return {"distributed_config": cls(tp_size=RANKS, ep_size=RANKS)}
-    return {"tp_plan": "auto", "distributed_config": cls(enable_expert_parallel=True)}
 
 
 def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:

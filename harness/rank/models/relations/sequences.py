@@ -230,9 +230,11 @@ def _first_position(subject: Subject) -> int:
 
     Raises NoAnswer if the model counts in another way.
     """
+    import torch
+
     row = _row(subject, 0)
     expected = _alone(subject, row)
-    positions = _arange(row.shape[1])
+    positions = torch.arange(row.shape[1])[None]
     padding = getattr(subject.config, "pad_token_id", None)
     for begin in (0, *((padding + 1,) if isinstance(padding, int) else ())):
         if _equal(subject, _logits(subject, row, {POSITIONS: positions + begin}), expected):
@@ -328,12 +330,6 @@ def _stacked(*rows: Any) -> Any:
     import torch
 
     return torch.cat(rows)
-
-
-def _arange(width: int) -> Any:
-    import torch
-
-    return torch.arange(width)[None]
 
 
 def _positions(subject: Subject, mask: Any) -> dict[str, Any]:

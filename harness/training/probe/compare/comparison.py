@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from harness.bugs.api.numbers import finite
-from harness.rank.compare import SAFE, masked, worst
+from harness.rank.compare import SAFE, Named, length, masked, norm, worst
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED
-from harness.training.probe.compare import infinite, plausibility
+from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.faults import Broken, several
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
 from harness.training.probe.compare.optimizers import unheld
-from harness.training.probe.compare.reference import Moment, Reference, as_in, joined
+from harness.training.probe.compare.reference import Moment, Reference, as_in, joined, unclipped
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
 from harness.training.probe.compare.rows import rows_after_resume
 from harness.training.probe.layouts import SAMPLES, Layout
@@ -34,6 +35,9 @@ OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
 
 FEWER = "has fewer rows than the first"
+
+LARGE = 1e6
+"""A weight above this was hardly initialised."""
 
 
 @dataclass
@@ -65,6 +69,11 @@ class Compared:
     @property
     def as_reference(self) -> bool:
         return not (self.broken or self.no_answer)
+
+    @property
+    def has_other_samples(self) -> bool:
+        """Whether the first broken relation is that of the samples."""
+        return bool(self.broken) and self.broken[0].relation == SAMPLES
 
     @property
     def status(self) -> str:
@@ -115,7 +124,7 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
             "",
         )
         comparison.moment = local_gradients.moment
-    if run.layout.resumed and comparison.broken and comparison.broken[0].relation == SAMPLES:
+    if run.layout.resumed and comparison.has_other_samples:
         cause, rows = comparison.broken[0], rows_after_resume(run, reference.steps)
         comparison.broken[0] = replace(cause, details=(*cause.details, rows))
     return comparison
@@ -136,7 +145,7 @@ def _compared(
     loss_ratios: list[tuple[float, float]] = []
     for step in range(min(run.steps, len(reference.steps) - start)):
         expected = reference.steps[start + step]
-        if why := infinite.reason(expected):
+        if why := _why_infinite(expected):
             return _until(comparison, start + step, f"is not finite ({why})")
         whole = joined([steps[step] for steps in ranks], expected)
         rank_steps = [_shaped(each, expected) for each in whole]
@@ -155,11 +164,7 @@ def _compared(
         _measure(moment, comparison.worst)
         comparison.broken = local_gradients.without(moment, broken(moment))
         loss_ratios += _loss_ratios(moment)
-        if (
-            comparison.broken
-            and comparison.broken[0].relation == SAMPLES
-            and reference.ends(start + step)
-        ):
+        if comparison.has_other_samples and reference.ends(start + step):
             return _until(comparison, start + step)
         if comparison.broken and (why := random_draws(moment, comparison.broken[0])):
             comparison.no_answer, comparison.broken = why, []
@@ -233,6 +238,53 @@ def _no_steps(run: Run, reference: Reference) -> str:
     return ""
 
 
+def _why_infinite(step: Step) -> str:
+    """Why nothing can be compared with this step of a reference; empty if it is finite."""
+    if not finite(norm(step["raw"] or {})) or not finite(norm(step["grad"])):
+        return "; ".join(["its first gradients are not finite", *_of_gradients(step)])
+    if not finite(norm(step["update"])):
+        return "; ".join([*_of_update(step)])
+    return ""
+
+
+def _of_gradients(step: Step) -> Iterator[str]:
+    """The known causes of gradients that are not finite, the first one first."""
+    if lost := [name for name, largest in step["largest"].items() if not largest < LARGE]:
+        greatest = max((step["largest"][name] for name in lost), key=abs)
+        yield (
+            f"the weights {several(lost)} have values up to {greatest:.3g} before the first step. "
+            "Are all weights initialised?"
+        )
+    place, losses = step["infinite"], [loss for loss in step["losses"] if not finite(loss)]
+    if losses and "the gradient" in place:
+        yield f"its loss is {losses[0]}, although the outputs of all modules are finite"
+    elif place:
+        yield f"the first that is not finite is {place}"
+    else:
+        off = _infinite(unclipped(step))
+        yield f"the outputs of all modules are finite, the gradients of {several(off)} are not"
+    if "in fp16" in place and not step["scaled"]:
+        yield "no scaler of the loss skips this step, as torch.amp.GradScaler does"
+
+
+def _of_update(step: Step) -> Iterator[str]:
+    """Why the optimizer's step is not finite although its gradients are."""
+    kind, off = step["optimizer"], _infinite(step["update"])
+    yield f"its first step is not finite, although its gradients are: {kind}, {several(off)}"
+    if state := _infinite(step.get("state", {})):
+        yield f"before the step the optimizer's state was not finite: {several(state)}"
+    if step["skipped"] and step["fresh"]:
+        yield (
+            f"the scaler of the loss had skipped {step['skipped']} steps, and what a skipped first "
+            f"step leaves in the state of {kind} is used: a fault of the optimizer (torch 2.13.0 "
+            "has it in SGD with momentum and fused=True)"
+        )
+
+
+def _infinite(tensors: Named | Mapping[str, Any]) -> list[str]:
+    return [name for name, tensor in tensors.items() if not finite(length(tensor))]
+
+
 def _incomparable(moment: Moment) -> str:
     """Why a step cannot be compared: skipped steps shifted it, or the optimizer has shards that
     cannot be put together. Empty if it can."""
@@ -280,7 +332,7 @@ def refuse_unusable(reference: Run) -> None:
             why += "; if the script needs several ranks, add --reference-ranks 2"
         raise _no_answer(reference, why)
     steps = reference.ranks[0]
-    if why := infinite.reason(steps[0]) or plausibility.why_nothing_is_trained(steps):
+    if why := _why_infinite(steps[0]) or plausibility.why_nothing_is_trained(steps):
         raise _no_answer(reference, why)
 
 

@@ -26,7 +26,7 @@ ALIKE = 1e-3
 
 def gradient(moment: Moment) -> Broken | None:
     """Every rank has the reference's gradient, before clipping if there is any."""
-    return _gradient(moment, "raw" if moment.clipping else "grad", "gradient")
+    return _gradient(moment, moment.gradient_quantity, "gradient")
 
 
 def clipped(moment: Moment) -> Broken | None:
@@ -142,11 +142,10 @@ def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
     updated = all(one.relation != "update" for one in faults)
     if not (excused and updated) or moment.layout.world == 1 or moment.same_rows:
         return []
-    return [] if any(_mean_is_astray(moment, one) for one in excused) else excused
-
-
-def _mean_is_astray(moment: Moment, fault: Broken) -> bool:
-    quantity = "raw" if moment.clipping and fault.relation == "gradient" else "grad"
-    expected = {name: moment.expected[quantity][name] for name in fault.parameters}
-    mean = moment.mean(quantity, expected)
-    return bool(compare.astray(mean, expected, moment.spread(quantity)))
+    for fault in excused:
+        quantity = moment.gradient_quantity if fault.relation == "gradient" else "grad"
+        expected = {name: moment.expected[quantity][name] for name in fault.parameters}
+        mean = moment.mean(quantity, expected)
+        if compare.astray(mean, expected, moment.spread(quantity)):
+            return []
+    return excused

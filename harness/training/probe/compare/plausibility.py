@@ -20,7 +20,7 @@ from harness.rank.probe.parameters import COPY
 from harness.system.text import StrEnum
 from harness.training.probe.compare.faults import several
 from harness.training.probe.compare.optimizers import note_on_unheld, why_without_gradient
-from harness.training.probe.compare.reference import Reference, rows_of
+from harness.training.probe.compare.reference import Reference, rows_of, unclipped
 from harness.training.probe.layouts import Layout, Settings, reference
 from harness.training.probe.runner import Run, Step
 
@@ -65,7 +65,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
 def why_nothing_is_trained(steps: Sequence[Step]) -> str:
     """Why no step of the reference trains anything, so that no layout can differ; empty if one
     does. Rounding may keep weights in 16 bits as they are: that has a note."""
-    if not any(norm(step["raw"] or step["grad"]) for step in steps):
+    if not any(norm(unclipped(step)) for step in steps):
         unknown = "its gradients are all 0, so no layout can differ"
         return (
             why_without_gradient(steps[0]) or f"{unknown}; does its loss depend on its parameters?"
@@ -364,7 +364,7 @@ def _gradient(baseline: Reference) -> Named:
     """The gradient of the first step as the backwards left it, if a single rank recorded that;
     otherwise before clipping. Loops divide it by a number of rows or tokens after the backwards."""
     step = baseline.steps[0]
-    gradient: Named = step["raw"] or step["grad"]
+    gradient = unclipped(step)
     names = {name for part in step["parts"] for name in part}
     if step.get("several_ranks") or not names.issuperset(gradient):
         return gradient

@@ -24,6 +24,12 @@ def rows_of(step: Step) -> list[str]:
     return [*chain(*step["rows"])]
 
 
+def unclipped(step: Step) -> Named:
+    """The gradient of a step before clipping, if there is any."""
+    gradient: Named = step["raw"] or step["grad"]
+    return gradient
+
+
 LOSS_LEAST = 1e-7
 """The least spread of a loss, as a fraction of it."""
 
@@ -190,15 +196,12 @@ class Reference:
         deviations = [
             sum(run[step]["losses"]) - expected for run in self.rounded if step < len(run)
         ]
-        size = max(abs(expected), self._of_summands(step))
+        # The summands of a loss may cancel each other, as with advantages of mean 0. They may be as
+        # large as the change of the loss if all weights moved along its gradient.
+        gradient = unclipped(self.steps[step])
+        change = compare.norm(self.steps[0].get("before", {})) * compare.norm(gradient)
+        size = max(abs(expected), change) if finite(change) else abs(expected)
         return max([abs(f) for f in deviations if finite(f)] + [LOSS_LEAST * size])
-
-    def _of_summands(self, step: int) -> float:
-        """How large the summands of a loss may be if they cancel each other, as with advantages of
-        mean 0: the change of the loss if all weights moved along its gradient."""
-        first_step, gradient = self.steps[0], self.steps[step]["raw"] or self.steps[step]["grad"]
-        size = compare.norm(first_step.get("before", {})) * compare.norm(gradient)
-        return size if finite(size) else 0.0
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,11 @@ class Moment:
     def clipping(self) -> bool:
         """Whether gradients were clipped where hooks see it, in both."""
         return bool(self.expected["raw"]) and all(one["raw"] for one in self.ranks)
+
+    @property
+    def gradient_quantity(self) -> str:
+        """The quantity that has the gradients before clipping, if there is any."""
+        return "raw" if self.clipping else "grad"
 
     def owned(self, rank: int, by_name: Mapping[str, Any]) -> Mapping[str, Any]:
         """The entries of ``by_name`` whose parameter the rank has as a whole: a stage of a pipeline

@@ -27,7 +27,8 @@ def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
     twice, never = rows - expected_rows, expected_rows - rows
     size = len(reference.seen[0][0])
     if expected_rows.total() % max(size, 1):
-        twice -= Counter(row for rank in ranks for row in _rows_of_last_step(rank))
+        # Those of the last step, and those after it, which no step has used.
+        twice -= Counter(row for rank in ranks for row in _rows(rank[-2:]))
         never = never if never.total() >= size else Counter()
     if not (twice or never):
         return None
@@ -40,11 +41,6 @@ def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
 
 def _rows(steps: Iterable[Iterable[str]]) -> list[str]:
     return [row for step in steps for row in step]
-
-
-def _rows_of_last_step(steps: list[list[str]]) -> list[str]:
-    """The rows of the last step, and those after it, which no step has used."""
-    return _rows(steps[-2:])
 
 
 EVALUATION = "evaluation"

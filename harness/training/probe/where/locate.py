@@ -29,7 +29,6 @@ from harness.training.probe.where.stages import (
     after_backward,
     clips_too_often,
     has_parts,
-    quantity_of,
     stage_of_gradients,
     stage_of_relation,
 )
@@ -96,9 +95,13 @@ def _record(
 
 def _off(moment: Moment) -> float:
     """How far a gradient is from the reference's, as a part of it."""
-    quantity = quantity_of(moment)
+    quantity = moment.gradient_quantity
     expected = moment.owned(0, moment.expected[quantity])
-    off = [compare.norm(_difference(one[quantity], expected)) for one in moment.ranks]
+    off = []
+    for step in moment.ranks:
+        gradient = step[quantity]
+        difference = {n: gradient[n] - t if n in gradient else t for n, t in expected.items()}
+        off.append(compare.norm(difference))
     size = compare.norm(expected)
     return max(off) / size if size else 1.0
 
@@ -108,13 +111,6 @@ def _coarser(moment: Moment) -> float:
     coarsest = max(one["coarse"] for one in moment.ranks)
     expected: float = moment.expected["coarse"]
     return coarsest if coarsest > expected else 0.0
-
-
-def _difference(tensors: compare.Named, expected: compare.Named) -> dict[str, compare.Array]:
-    return {
-        name: tensors[name] - tensor if name in tensors else tensor
-        for name, tensor in expected.items()
-    }
 
 
 def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | None:
@@ -130,7 +126,7 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
     mean = sum(factors) / len(factors) / ranks
     is_right = near(mean, 1.0, within=NEAR)
     if not is_right:
-        quantity = quantity_of(moment)
+        quantity = moment.gradient_quantity
         part = compare.share(moment.ranks[0][quantity], moment.owned(0, moment.expected[quantity]))
         if part.is_factor and near(part.ratio, mean, share=NEAR):
             return of_stage(name, LOSS)

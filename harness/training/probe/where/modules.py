@@ -106,8 +106,10 @@ def first_place(evidence: Evidence) -> Place | None:
     """The module in whose forward, or else in whose backward, the layout parts from the reference.
     None if all agree, or if nothing can be compared."""
     for gradient in (False, True):
-        if gradient and (evidence.factors is None or _is_shapeless(evidence)):
-            return _loss(evidence) if evidence.factors is not None else None
+        if gradient and evidence.factors is None:
+            return None
+        if gradient and _is_shapeless(evidence):
+            return of_stage(evidence.layout, LOSS, ": its gradient has another direction")
         wrong_keys = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
         if (key := next(wrong_keys, None)) is not None:
             return _place(evidence, key)
@@ -118,10 +120,6 @@ def _is_shapeless(evidence: Evidence) -> bool:
     """Whether the gradient that the loss gives is no multiple of the reference's."""
     key = evidence.first_gradient
     return key is not None and evidence.is_wrong(key)
-
-
-def _loss(evidence: Evidence) -> Place:
-    return of_stage(evidence.layout, LOSS, ": its gradient has another direction")
 
 
 def unlike_factors(evidence: Evidence) -> bool:
@@ -196,8 +194,8 @@ def _named(
     file, own_line = call["source"]
     parent = evidence.recorded.parents[name]
     while OF_TORCH in file and parent is not None:  # the line of the call says more
-        above = evidence.recorded.calls[parent]
-        file, own_line, line = above["source"][0], _line_below(evidence, name, parent), 0
+        file, line_of_parent = evidence.recorded.calls[parent]["source"]
+        own_line, line = evidence.recorded.calls[name]["line"] or line_of_parent, 0
         name, parent = parent, evidence.recorded.parents[parent]
     title, kind = _title(call)
     at = _source(file, line or own_line) if file and OF_TORCH not in file else ""
@@ -213,11 +211,6 @@ def _named(
         (line or own_line) if at else 0,
         tuple(distances(evidence)),
     )
-
-
-def _line_below(evidence: Evidence, name: tuple[str, int], parent: tuple[str, int]) -> int:
-    line: int = evidence.recorded.calls[name]["line"]
-    return line or evidence.recorded.calls[parent]["source"][1]
 
 
 def _title(call: Mapping[str, str]) -> tuple[str, str]:

@@ -76,7 +76,8 @@ def stage_of_relation(comparison: Compared) -> Place | None:
         return of_stage(name, ACCUMULATION, ", which ends too early")
     if stage == ACCUMULATION:
         return of_stage(name, stage, ": those of the step before are not cleared")
-    if stage == OPTIMIZER and _clips_itself(comparison.moment):
+    moment = comparison.moment
+    if stage == OPTIMIZER and moment is not None and moment.ranks[0].get("clipping"):
         return of_stage(name, stage, ", which clips the gradients, too")
     after = resumed and fault.relation in ("samples", "steps", "learning rate", "schedule")
     return of_stage(name, stage, ", after the resume" if after else "")
@@ -88,19 +89,10 @@ def first_fault(comparison: Compared) -> Broken:
     return (faults or comparison.broken)[0]
 
 
-def _clips_itself(moment: Moment | None) -> bool:
-    return moment is not None and bool(moment.ranks[0].get("clipping"))
-
-
 def clips_too_often(moment: Moment) -> bool:
     """Whether a step clips gradients more often than in the reference."""
     often = max(len(one["clips"]) for one in moment.ranks)
     return often > len(moment.expected["clips"])
-
-
-def quantity_of(moment: Moment) -> str:
-    """The gradients to look at: before clipping, if there is any."""
-    return "raw" if moment.clipping else "grad"
 
 
 def has_parts(moment: Moment) -> bool:
@@ -111,7 +103,7 @@ def has_parts(moment: Moment) -> bool:
 def stage_of_gradients(moment: Moment) -> Place:
     """The stage in which a gradient becomes wrong, by those of the micro-batches."""
     name = moment.layout.name
-    quantity = quantity_of(moment)
+    quantity = moment.gradient_quantity
     expected = moment.expected[quantity]
     if moment.same_rows and moment.layout.world > 1:
         return undetermined(name, "the ranks have parts of the model, not of the rows")
@@ -129,7 +121,8 @@ def stage_of_gradients(moment: Moment) -> Place:
         if summed and not near(reduced.ratio, part.ratio, share=NEAR):
             return after_backward(moment, name)  # the ranks' gradients are to be summed
         return of_stage(name, LOSS)
-    if _unlike_weights(moment, expected):
+    weights = [weight for of_rank in weights_in(moment, expected) or () for weight in of_rank]
+    if weights and not _are_level(weights):
         return of_stage(name, LOSS, ": the micro-batches have unlike weights")
     return undetermined(name, "each micro-batch has another gradient than in the reference")
 
@@ -144,20 +137,18 @@ def after_backward(moment: Moment, name: str) -> Place:
         return of_stage(name, ACCUMULATION)
     if moment.layout.k == 1:
         return of_stage(name, REDUCTION)
-    quantity = quantity_of(moment)
+    quantity = moment.gradient_quantity
     weights = weights_in(moment, moment.ranks[0][quantity])
     ranks = [one for one in weights or () if len(one) > 1]
-    if ranks and all(max(one) - min(one) <= LEVEL * max(map(abs, one)) for one in ranks):
+    if ranks and all(map(_are_level, ranks)):
         return of_stage(name, REDUCTION)
     if ranks:
         return of_stage(name, ACCUMULATION, ", or their reduction over the ranks")
     return of_stage(name, REDUCTION, ", or the accumulation before it")
 
 
-def _unlike_weights(moment: Moment, expected: Named) -> bool:
-    """Whether the reference's gradient is a sum of the micro-batches' with unlike weights."""
-    every = [x for one in weights_in(moment, expected) or () for x in one]
-    return bool(every) and max(every) - min(every) > LEVEL * max(map(abs, every))
+def _are_level(weights: Sequence[float]) -> bool:
+    return max(weights) - min(weights) <= LEVEL * max(map(abs, weights))
 
 
 def _sum(parts: Sequence[Named], expected: Named) -> dict[str, compare.Array]:
