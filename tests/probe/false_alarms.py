@@ -29,7 +29,7 @@ from harness.bugs import pins
 from harness.bugs.api.spec import Lane
 from harness.publish.docs_tables import with_part
 from harness.rank.compare import SAFE
-from harness.rank.probe import losses
+from harness.rank.probe.recording import losses
 from harness.releases import index, overlay
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError

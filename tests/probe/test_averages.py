@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from harness.rank.probe.averages import Averages
-from harness.rank.probe.parameters import NamedParameters
+from harness.rank.probe.findings.averages import Averages
+from harness.rank.probe.recording.parameters import NamedParameters
 from harness.training.probe.layouts import RANKS, RANKS_RESUME, RESUME, Settings
 from harness.training.probe.probe_report import headline
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from harness.rank.probe.places import digest
+from harness.rank.probe.recording.places import digest
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
 from harness.training.probe.where.digests import Key, MicroBatch, Recorded, distance, factors_of

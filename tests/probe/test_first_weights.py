@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from harness.rank.probe import exchange
-from harness.rank.probe.noise import Noise
-from harness.rank.probe.untrained import SAMPLED, recorded, sample
+from harness.rank.probe.findings.untrained import SAMPLED, recorded, sample
+from harness.rank.probe.recording.noise import Noise
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.first_weights import note_frozen, other_frozen, other_trained

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.bugs.lookup import why_affected
-from harness.rank.probe.unlike import UNLIKE
+from harness.rank.probe.findings.unlike import UNLIKE
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, Layout, Settings

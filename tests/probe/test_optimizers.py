@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.probe.frozen import FROZEN as CHANGED
+from harness.rank.probe.findings.frozen import FROZEN as CHANGED
 from harness.system.errors import Inconclusive
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.optimizers import RELATION, STALE, UNHELD, UNSTEPPED

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from harness.detectors.arithmetic import Projection
-from harness.rank.probe import losses
+from harness.rank.probe.recording import losses
 
 LABELS = torch.tensor([[1, 2, 3, -100], [2, 1, 0, 3]])
 

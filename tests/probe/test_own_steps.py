@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from harness.rank.probe.parameters import Optimized
+from harness.rank.probe.recording.parameters import Optimized
 from harness.training.probe.compare.plausibility import NOT_STEPPED, notes_on_steps
 
 GRADIENT = {"weight": numpy.array([3.0, 4.0])}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.detectors.rows import checksum, have_same_order, leaves
-from harness.rank.probe.samples import bound, rows, rows_dimension
+from harness.rank.probe.recording.samples import bound, rows, rows_dimension
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from harness.rank import events
-from harness.rank.probe.parameters import NamedParameters
-from harness.rank.probe.saves import LONGEST, Saves, mappings
+from harness.rank.probe.findings.saves import LONGEST, Saves, mappings
+from harness.rank.probe.recording.parameters import NamedParameters
 
 WEIGHTS = {"weight": torch.ones(2), "bias": torch.ones(1)}
 

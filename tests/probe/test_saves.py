@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.probe.saves import EVALUATED, SAVED
+from harness.rank.probe.findings.saves import EVALUATED, SAVED
 from harness.training.probe.layouts import RANKS, RESUME, Settings
 from tests.probe.probing import Probing, first_broken, refused
 

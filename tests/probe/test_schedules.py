@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.rank.probe.schedules import HALF, LOWEST, Schedules
+from harness.rank.probe.findings.schedules import HALF, LOWEST, Schedules
 
 STEPS = 4
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.rank.exits import Exit
-from harness.rank.probe.unlike import SCHEDULE
+from harness.rank.probe.findings.unlike import SCHEDULE
 from harness.training.probe.compare.comparison import Compared, needs_ranks
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.rows import rows_after_resume

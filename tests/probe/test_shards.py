@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from harness.rank.probe.draws import Draws
+from harness.rank.probe.recording.draws import Draws
 from harness.training.probe.compare.reference import without_cleared
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run

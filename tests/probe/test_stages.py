@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.probe.parameters import NamedParameters
+from harness.rank.probe.recording.parameters import NamedParameters
 from harness.rank.training.stages import rehearses, stage_number
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.probe.micro_batches import training_modes
+from harness.rank.probe.recording.micro_batches import training_modes
 from harness.training.probe.compare.plausibility import IN_EVALUATION, left_in_evaluation
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, refused

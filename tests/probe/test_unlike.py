@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.rank.probe.unlike import (
+from harness.rank.probe.findings.unlike import (
     BASELINE,
     SCHEDULE,
     schedules_unlike_by_design,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.rank.models.answer import NoAnswer, Wrong
-from harness.rank.probe.model_relations import buffers
+from harness.rank.probe.findings.model_relations import buffers
 
 
 class Turned(nn.Module):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.rank.events import instrument
-from harness.rank.probe.losses import Reported
+from harness.rank.probe.recording.losses import Reported
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.whole_run import epoch, evaluation
 from harness.training.probe.layouts import RANKS, Layout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.probe.workers import WORKERS
+from harness.rank.probe.findings.workers import WORKERS
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing
 

@@ -17,36 +17,28 @@ from typing import Any
 from harness.rank import events
 from harness.rank.events import Patches
 from harness.rank.guard.facts import impossible_bugs
-from harness.rank.probe import (
-    compiled,
-    cuda_calls,
-    losses,
-    modes,
-    script_shims,
-    seeds,
-    settings,
-    stops,
-    untrained,
-)
-from harness.rank.probe.averages import Averages
+from harness.rank.probe import compiled, cuda_calls, modes, script_shims, seeds, settings
 from harness.rank.probe.exchange import LONGEST_END, Assignment
-from harness.rank.probe.frozen import Frozen
-from harness.rank.probe.gradients import Gradients
-from harness.rank.probe.micro_batches import MicroBatches
-from harness.rank.probe.noise import Noise
-from harness.rank.probe.optimizers import Optimizers
-from harness.rank.probe.parameters import Engine, Optimized, fill_memory
-from harness.rank.probe.places import Places
-from harness.rank.probe.record import Record
-from harness.rank.probe.samples import draw_one_order
-from harness.rank.probe.saves import CUT, Saves
-from harness.rank.probe.schedules import Schedules
-from harness.rank.probe.unlike import (
+from harness.rank.probe.findings import stops, untrained
+from harness.rank.probe.findings.averages import Averages
+from harness.rank.probe.findings.frozen import Frozen
+from harness.rank.probe.findings.optimizers import Optimizers
+from harness.rank.probe.findings.saves import CUT, Saves
+from harness.rank.probe.findings.schedules import Schedules
+from harness.rank.probe.findings.unlike import (
     schedules_unlike_by_design,
     trainers_unlike_by_design,
     unlike_by_design,
 )
-from harness.rank.probe.workers import Workers
+from harness.rank.probe.findings.workers import Workers
+from harness.rank.probe.recording import losses
+from harness.rank.probe.recording.gradients import Gradients
+from harness.rank.probe.recording.micro_batches import MicroBatches
+from harness.rank.probe.recording.noise import Noise
+from harness.rank.probe.recording.parameters import Engine, Optimized, fill_memory
+from harness.rank.probe.recording.places import Places
+from harness.rank.probe.recording.record import Record
+from harness.rank.probe.recording.samples import draw_one_order
 from harness.system.text import one_line
 
 SITE = "/site-packages/"
@@ -126,7 +118,7 @@ class Watch:
         """Check the relations of ``models`` on this model and its first batch."""
         if not self.assignment.relations or self.model.root is None:
             return {}
-        from harness.rank.probe.model_relations import answers
+        from harness.rank.probe.findings.model_relations import answers
 
         return answers(self.assignment.relations, self.model.root, self.model.batch)
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from harness.bugs.api.spec import Lane
-from harness.rank.probe import losses, unlike
+from harness.rank.probe.findings import unlike
+from harness.rank.probe.recording import losses
 from harness.system.text import count
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import plausibility

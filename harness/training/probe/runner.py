@@ -129,7 +129,7 @@ class Run:
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
     saves: Sequence[tuple[int, str, str, Mapping[str, Any]]] = ()
     """The weights that rank 0 has saved: after how many steps, into which file, where in it, and
-    which (``Weights`` of ``rank/probe/saves``)."""
+    which (``Weights`` of ``rank/probe/findings/saves``)."""
     end: str = ""
     """The error with which the script ended after its last step."""
 

@@ -18,8 +18,9 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY
 from harness.bugs.packages import import_name
 from harness.rank.models.answer import AnswerStatus
-from harness.rank.probe import frozen, losses, saves, workers
-from harness.rank.probe.unlike import UNLIKE
+from harness.rank.probe.findings import frozen, saves, workers
+from harness.rank.probe.findings.unlike import UNLIKE
+from harness.rank.probe.recording import losses
 from harness.system.files import write_whole
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, plausibility, whole_run

@@ -16,7 +16,7 @@ from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
 from harness.detectors.rows import have_same_order
 from harness.rank.compare import SAFE, Named, norm, share
-from harness.rank.probe.parameters import COPY
+from harness.rank.probe.recording.parameters import COPY
 from harness.system.text import StrEnum
 from harness.training.probe.compare.faults import several
 from harness.training.probe.compare.optimizers import note_on_unheld, why_without_gradient

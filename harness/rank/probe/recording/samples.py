@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.detectors.rows import checksum, leaves
 from harness.rank.events import Patches, calling_frame
-from harness.rank.probe.shards import assembled
+from harness.rank.probe.recording.shards import assembled
 
 SAMPLERS = ("torch/utils/data/", "accelerate/", "transformers/", "lightning/")
 """Parts of the paths of code that draws the order of a dataset."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from harness.rank import events
-from harness.rank.probe.parameters import NamedParameters
+from harness.rank.probe.recording.parameters import NamedParameters
 from harness.rank.training.layouts import local
 
 FROZEN = "frozen weights change in the loop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from harness.rank.probe.finite import Finite
+from harness.rank.probe.recording.finite import Finite
 from harness.rank.training.layouts import local
 
 Step = dict[str, Any]

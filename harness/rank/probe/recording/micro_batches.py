@@ -14,12 +14,19 @@ from harness.detectors.arithmetic import Projection
 from harness.detectors.rows import leaves
 from harness.rank import events
 from harness.rank.cuda_on_cpu.mode import without_mode
-from harness.rank.probe import compiled, losses
-from harness.rank.probe.draws import Draws
-from harness.rank.probe.noise import Noise
-from harness.rank.probe.parameters import NamedParameters, full, reshard
-from harness.rank.probe.record import Record, Step
-from harness.rank.probe.samples import Returned, bound, is_transformed, rows, rows_dimension
+from harness.rank.probe import compiled
+from harness.rank.probe.recording import losses
+from harness.rank.probe.recording.draws import Draws
+from harness.rank.probe.recording.noise import Noise
+from harness.rank.probe.recording.parameters import NamedParameters, full, reshard
+from harness.rank.probe.recording.record import Record, Step
+from harness.rank.probe.recording.samples import (
+    Returned,
+    bound,
+    is_transformed,
+    rows,
+    rows_dimension,
+)
 from harness.rank.probe.settings import drops
 from harness.rank.training.names import WRAPPERS
 from harness.rank.training.stages import rehearses, stage_number

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
-from harness.rank.probe.parameters import NamedParameters, full, norm
-from harness.rank.probe.saves import Weights, is_tensor, mappings, matching
+from harness.rank.probe.findings.saves import Weights, is_tensor, mappings, matching
+from harness.rank.probe.recording.parameters import NamedParameters, full, norm
 from harness.rank.training.layouts import local
 
 NEAR = 0.5

@@ -9,7 +9,7 @@ from typing import Any
 from harness.rank.compare import ulp
 from harness.rank.probe import exchange
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.parameters import add, perturb
+from harness.rank.probe.recording.parameters import add, perturb
 from harness.rank.training.layouts import local
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from harness.bugs.api.numbers import near
 from harness.rank import events
-from harness.rank.probe.draws import generators
-from harness.rank.probe.micro_batches import MicroBatches
-from harness.rank.probe.parameters import full, norm
-from harness.rank.probe.record import Record
+from harness.rank.probe.recording.draws import generators
+from harness.rank.probe.recording.micro_batches import MicroBatches
+from harness.rank.probe.recording.parameters import full, norm
+from harness.rank.probe.recording.record import Record
 from harness.rank.training.layouts import local
 
 MUCH = 0.9

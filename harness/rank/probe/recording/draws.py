@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.rank.events import Patches, compiler_question
-from harness.rank.probe.record import Record
-from harness.rank.probe.samples import digest
+from harness.rank.probe.recording.record import Record
+from harness.rank.probe.recording.samples import digest
 
 
 class Draws:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from harness.rank.probe.parameters import full
-from harness.rank.probe.shards import assembled
+from harness.rank.probe.recording.parameters import full
+from harness.rank.probe.recording.shards import assembled
 
 SAMPLED = 1000
 """About how many values of a weight are compared: they are enough to see that it is another one."""

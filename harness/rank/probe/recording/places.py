@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.detectors.rows import leaves
 from harness.rank import events
-from harness.rank.probe.micro_batches import MicroBatches
-from harness.rank.probe.parameters import full
-from harness.rank.probe.record import Record
+from harness.rank.probe.recording.micro_batches import MicroBatches
+from harness.rank.probe.recording.parameters import full
+from harness.rank.probe.recording.record import Record
 from harness.rank.training.names import WRAPPERS, plain
 
 DIRECTIONS = 8

@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 
 from harness.rank import events
 from harness.rank.probe.exchange import FILES
-from harness.rank.probe.parameters import NamedParameters
+from harness.rank.probe.recording.parameters import NamedParameters
 from harness.rank.training.layouts import local
 from harness.rank.training.names import plain
 

@@ -1,0 +1,1 @@
+"""What is recorded of each step of a probed training: rows, losses, gradients, weights."""
