@@ -70,7 +70,9 @@ def execute(
         paths = (f"/proc/self/fd/{number}" for number in numbers)
         options = [word for pair in zip(lists or (), paths, strict=True) for word in pair]
         if needs is not None:
-            numbers.append(files.enter_context(_unnamed(_configuration_with(needs))))
+            numbers.append(
+                files.enter_context(_unnamed(_configuration_with(needs, index.public())))
+            )
             options += [word for name in needs for word in ("--no-binary", name)]
             options += ["--config-file", f"/proc/self/fd/{numbers[-1]}"]
         else:
@@ -130,7 +132,7 @@ def takes_needs() -> bool:
     """Whether uv can be told what packages need, beside what the user's own configuration says: not
     if that has paths that are relative to its folder, or a list to which nothing can be added."""
     try:
-        toml_of("\n".join(_configuration_with({"any": ()})))
+        toml_of("\n".join(_configuration_with({"any": ()}, public_index="")))
         document = toml_of(_user_configuration())
     except (OSError, ValueError):
         return False
@@ -176,7 +178,7 @@ def _texts(value: Any) -> list[str]:
     return [one for one in values if isinstance(one, str)]
 
 
-def _configuration_with(needs: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _configuration_with(needs: Mapping[str, Iterable[str]], public_index: str) -> Iterator[str]:
     """The lines of the user's own configuration, and what these packages need.
 
     A file of the public index never changes, so uv need not ask again whether a file that it has
@@ -185,7 +187,7 @@ def _configuration_with(needs: Mapping[str, Iterable[str]]) -> Iterator[str]:
     """
     yield _user_configuration()
     if not index.configured():
-        yield from ("[[index]]", f"url = {json.dumps(index.public())}", "default = true")
+        yield from ("[[index]]", f"url = {json.dumps(public_index)}", "default = true")
         yield 'cache-control = {files = "max-age=31536000, immutable"}'
     for name, requirements in needs.items():
         yield from ("[[dependency-metadata]]", f"name = {json.dumps(name)}")
