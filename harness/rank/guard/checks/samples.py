@@ -16,7 +16,7 @@ SURE = math.log(1e3)
 """That a sampler gives no row twice: others draw each row from all of them."""
 LEAST_COMMON = 2
 ENOUGH = math.log(1e7)
-"""Against chance: ranks that draw from few rows by themselves often have some in common."""
+"""The limit of the CUSUM: ranks that draw from few rows by themselves often have some in common."""
 MOST_ROWS = 4096
 """Different rows that are remembered, as a measure of how many there are."""
 FEW = 4
@@ -184,8 +184,9 @@ def _note_stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass], memory:
 def _surprise(
     lists: Mapping[int, tuple[int, ...]], twins: Mapping[int, tuple[int, ...]], memory: Memory
 ) -> float:
-    """How much it speaks against ranks that draw from few rows, each as it likes, that several have
-    the same in one order: half of the logarithm of its chance, less what makes up for luck."""
+    """The logarithm of an e-value against ranks that draw from few rows, each as it likes: several
+    ranks have the same rows in one order. The p-value becomes one by the calibrator
+    ``p ** -0.5 / 2`` (Vovk and Wang, 2021). The sum over checks, never below 0, is a CUSUM."""
     if len(memory.data.rows) < MOST_ROWS:
         memory.data.rows.update(*lists.values())
     sizes = [len({*rows}) for rows in twins.values()]
