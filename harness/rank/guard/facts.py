@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...system.conditions import holds
+from ...system.conditions import holds, word_of
 from ..events import is_engine
 from . import live_objects
 from .callers import variables_of_callers
@@ -268,11 +268,7 @@ def _because(
     """The releases and settings that set off a bug, as text."""
     reasons = [f"{name} is {versions[name]}" for name in bug["affected"]]
     reasons += [
-        SENTENCES.get(name) or f"{name} is {_word(settings[name])}" for name in bug["settings"]
+        SENTENCES.get(name) or f"{name} is {word_of(settings[name])}" for name in bug["settings"]
     ]
     reasons += [bug["code"]] if bug.get("code") else []
     return " and ".join(reasons)
-
-
-def _word(value: Any) -> str:
-    return ("off", "on")[value] if isinstance(value, bool) else str(value)

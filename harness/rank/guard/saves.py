@@ -44,7 +44,7 @@ class Checkpoints:
         on, guarded, is_alive = instrument.on, self._fence.guarded, self._fence.is_alive
         on(LoadedState, before=guarded(self._load), when=is_alive)
         on(LoadedState, after=guarded(self._loaded), when=is_alive)
-        on(FilledState, after=guarded(self._note_filled), when=is_alive)
+        on(FilledState, after=guarded(lambda e: note_filled(e, self.trainings)), when=is_alive)
         on(Load, after=guarded(self._note_load), when=is_alive)
         on(RestoredTraining, after=guarded(self._note_load), when=is_alive)
         on(Save, around=self._save, when=is_alive)
@@ -66,9 +66,6 @@ class Checkpoints:
         if training is not None:
             training.loaded(self.schedules.of)
             self.rows.restart(goes_on=True)
-
-    def _note_filled(self, event: FilledState) -> None:
-        note_filled(event, self.trainings)
 
     def _note_load(self, event: Load) -> None:
         note_load(event, self.trainings)

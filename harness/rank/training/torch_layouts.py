@@ -57,8 +57,14 @@ class Fsdp2(Layout):
         whole = getattr(shard, "_unsharded_param", None)
         if dim == 0:
             return Share(f"shard {rank}", whole)
-        order = partial(_dimension_first, dim)
-        return Share(f"shard {rank}", whole, order, partial(_ordered_gradient, order, parameter))
+
+        def ordered(tensor: Any) -> Any:
+            return tensor.movedim(dim, 0)
+
+        def used(_: Any) -> Any:
+            return None if parameter.grad is None else ordered(local(parameter.grad))
+
+        return Share(f"shard {rank}", whole, ordered, used)
 
 
 def _ranks_of(shard: Any, info: Any) -> tuple[list[int], str]:
@@ -87,14 +93,6 @@ def split_rows() -> bool:
     meshes = instances("torch.distributed.device_mesh", "DeviceMesh")
     names = {name for mesh in meshes for name in getattr(mesh, "mesh_dim_names", None) or ()}
     return any(word in CONTEXT for name in names for word in str(name).lower().split("_"))
-
-
-def _dimension_first(dim: int, tensor: Any) -> Any:
-    return tensor.movedim(dim, 0)
-
-
-def _ordered_gradient(order: Any, parameter: Any, optimizer: Any) -> Any:
-    return None if parameter.grad is None else order(local(parameter.grad))
 
 
 ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
@@ -168,15 +166,23 @@ class Fsdp1(Layout):
             described.begin = min(begin, described.numel)
             described.end = min(end, described.numel)
             weight = partial(getattr, flat, "_local_shard")
-            read_gradient = partial(_flat_gradient, flat, described.end - described.begin)
-            return Share(f"shard {shard}", flat, used=read_gradient, weight=weight)
+            count = described.end - described.begin
+
+            def used(_: Any) -> Any:
+                return None if flat.grad is None else flat.grad[:count]
+
+            return Share(f"shard {shard}", flat, used=used, weight=weight)
         described.numel = count = flat._numels[number]
         described.begin = min(max(begin - offset, 0), count)
         described.end = max(described.begin, min(end - offset, count))
         start = max(offset - begin, 0)
-        weight = partial(_range_of_shard, flat, start, described.end - described.begin)
-        computed = partial(_range, offset, count)
-        return Share(f"shard {shard}", flat, computed, weight=weight)
+        end = start + described.end - described.begin
+        return Share(
+            f"shard {shard}",
+            flat,
+            lambda gradient: gradient.reshape(-1)[offset : offset + count],
+            weight=lambda: flat._local_shard[start:end],
+        )
 
 
 def _fsdp1_handles(roots: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -217,15 +223,3 @@ def _fsdp1_ranks(state: Any) -> list[int]:
     own_rank = dist.get_rank()
     distances = [other - own_rank for other in dist.get_process_group_ranks(others)]
     return sorted(rank + distance for rank in ranks for distance in distances)
-
-
-def _range(start: int, count: int, tensor: Any) -> Any:
-    return tensor.reshape(-1)[start : start + count]
-
-
-def _range_of_shard(flat: Any, start: int, count: int) -> Any:
-    return flat._local_shard[start : start + count]
-
-
-def _flat_gradient(flat: Any, count: int, optimizer: Any) -> Any:
-    return None if flat.grad is None else flat.grad[:count]

@@ -103,7 +103,9 @@ class Loader:
         if epoch.length is not None and getattr(iterator, "_num_yielded", 0) > epoch.length:
             self._splits = False  # it goes on after its end, so nobody knows where an epoch begins
         self._repeats = self._repeats or len(set(rows)) < len(rows) or draws_again(iterator)
-        within = epoch.length is not None or epoch.rows <= self._size / _world()
+        within = epoch.length is not None or epoch.rows <= self._size / int(
+            os.environ.get("WORLD_SIZE") or 1
+        )
         is_again = batch in epoch.seen and within and not self._repeats
         if is_again and is_installed(iterator) and _is_no_chance(epoch, len(rows)):
             row_list = ", ".join(map(str, rows[:4]))
@@ -268,10 +270,6 @@ def _length(dataset: Any) -> int:
         return len(dataset)
     except Exception:  # a stranger's code
         return 0
-
-
-def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 class Rows:

@@ -85,17 +85,13 @@ def _epoch_samplers(iterator: Any) -> list[EpochSampler]:
         if id(owner) in visited or isinstance(owner, OTHERS) or not isinstance(attributes, dict):
             continue
         visited.add(id(owner))
-        if _is_in_order(attributes):
+        if any("shuffle" in name and value is False for name, value in attributes.items()):
             return []
         values = [(name, attributes.get(name)) for name in sorted(names_of_epoch(type(owner)))]
         if values and all(value is None or isinstance(value, PLAIN) for _, value in values):
             samplers.append(EpochSampler(type(owner).__name__, tuple(values)))
         waiting += attributes.values()
     return samplers
-
-
-def _is_in_order(attributes: dict[str, Any]) -> bool:
-    return any("shuffle" in name and value is False for name, value in attributes.items())
 
 
 def names_of_epoch(kind: type) -> frozenset[str]:

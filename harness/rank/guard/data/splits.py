@@ -48,8 +48,8 @@ class EpochRows:
 
     @property
     def surprise(self) -> float:
-        """The surprisal, in nats, of the birthday problem: that no row came twice, if each was drawn
-        from all of them."""
+        """The surprisal, in nats, of the birthday problem: that no row came twice, if each was
+        drawn from all of them."""
         count, total = len(self._numbers), self.dataset_rows
         if count >= total:
             return 0.0

@@ -80,7 +80,8 @@ class Trackers:
         if not (news.alarms or is_last or not self._last or seconds - self._last >= PERIOD):
             return
         self._last = seconds
-        if not self._is_used():
+        names = (*WRITERS, "wandb", "mlflow", "opentelemetry.metrics", "opentelemetry.trace")
+        if not any(name in sys.modules for name in names):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="guard-trackers", daemon=True)
@@ -99,10 +100,6 @@ class Trackers:
                 return
             self._thread.join(END)
 
-    def _is_used(self) -> bool:
-        names = (*WRITERS, "wandb", "mlflow", "opentelemetry.metrics", "opentelemetry.trace")
-        return any(name in sys.modules for name in names)
-
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
@@ -118,14 +115,12 @@ class Trackers:
                 ("MLflow", self._tell_mlflow),
                 ("OpenTelemetry", self._tell_opentelemetry),
             ):
-                if name not in self._failed:
-                    self._try(name, tell, news)
-
-    def _try(self, name: str, tell: Callable[[News], None], news: News) -> None:
-        try:
-            tell(news)
-        except Exception as error:
-            self._fail(name, error)
+                if name in self._failed:
+                    continue
+                try:
+                    tell(news)
+                except Exception as error:
+                    self._fail(name, error)
 
     def _fail(self, name: str, error: Exception) -> None:
         self._failed.add(name)

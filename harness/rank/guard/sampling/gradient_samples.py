@@ -216,7 +216,9 @@ class Leftovers:
             return False
         if reference() is gradient:
             return bool(version(gradient) == noted_version)
-        return _is_part(gradient)
+        # DDP's bucket: the gradient is a part of a larger tensor.
+        size = gradient.numel() * gradient.element_size()
+        return bool(gradient.untyped_storage().nbytes() > size)
 
     def sample(self, entry: Watched, positions: Positions) -> Tensor | None:
         """The values at the positions of the gradient that a parameter has; None without one."""
@@ -229,12 +231,6 @@ class Leftovers:
             return None
         values = positions.part(gradient, begin, begin_number, end_number)
         return values.to(torch.float32, copy=True)  # the backward adds to the gradient
-
-
-def _is_part(gradient: Any) -> bool:
-    """Whether a gradient is a part of a larger tensor."""
-    whole = gradient.untyped_storage().nbytes()
-    return bool(whole > gradient.numel() * gradient.element_size())
 
 
 def _gradient(entry: Watched) -> Any:
