@@ -79,6 +79,20 @@ def test_injected_code_imports_the_standard_library_and_torch_and_nothing_when_p
     assert (process.stdout, process.stderr) == ("[]\n", "")
 
 
+def test_the_injected_folder_has_all_that_its_files_import() -> None:
+    folder = injection.code_folder()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                target = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                names = [target / alias.name for alias in node.names]
+                places = [target] if node.module else names
+                assert all(p.is_dir() or p.with_suffix(".py").is_file() for p in places), (
+                    file.relative_to(folder),
+                    ast.unparse(node),
+                )
+
+
 NEWER = {"pairwise", "batched", "bit_count", "ExceptionGroup", "BaseExceptionGroup", "aiter"}
 """Names that Python 3.9 lacks."""
 NEWER_KEYWORDS = {"zip": {"strict"}, "dataclass": {"slots", "kw_only"}, "field": {"kw_only"}}

@@ -204,13 +204,10 @@ def whole_masters(optimizer: Any) -> dict[int, Any]:
 
 
 def whole_gradient(optimizer: Any, parameter: Any) -> Any:
-    """The complete gradient in fp32 that a step applies, on each rank; None without one.
-
-    DeepSpeed has no reliable accessor for that of BF16_Optimizer: on several ranks it raises, or
-    returns another rank's gradients.
+    """The complete gradient in fp32 that a step applies, on each rank; None where DeepSpeed's own
+    accessor has it. Of BF16_Optimizer that is not reliable: on several ranks it raises, or returns
+    another rank's gradients.
     """
-    from deepspeed.utils import safe_get_full_grad
-
     groups = getattr(optimizer, "bf16_groups", ()), getattr(optimizer, "fp32_groups_gradients", ())
     for parameters, gradients in zip(*groups):
         for one, gradient in zip(parameters, gradients):
@@ -220,4 +217,4 @@ def whole_gradient(optimizer: Any, parameter: Any) -> Any:
         return parameter.grad
     if hasattr(parameter, "_hp_mapping"):
         return parameter.get_full_hp_grad()
-    return safe_get_full_grad(parameter)
+    return None

@@ -28,6 +28,7 @@ CODE = "distributed_bugs_guard"
 PARTS = (
     "rank/events/*.py",
     "rank/guard/**/*.py",
+    "rank/training/*.py",
     "detectors/arithmetic.py",
     "system/conditions.py",
 )

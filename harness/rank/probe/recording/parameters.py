@@ -173,10 +173,17 @@ class Engine:
                 yield plain(name), parameter
 
     def gradients(self) -> dict[str, Any]:
+        from deepspeed.utils import safe_get_full_grad
+
         from harness.rank.training.deepspeed import whole_gradient
 
-        pairs = ((n, whole_gradient(self.owner.optimizer, p)) for n, p in self._named_parameters())
-        return {name: full(gradient) for name, gradient in pairs if gradient is not None}
+        gradients = {}
+        for name, parameter in self._named_parameters():
+            gradient = whole_gradient(self.owner.optimizer, parameter)
+            gradient = safe_get_full_grad(parameter) if gradient is None else gradient
+            if gradient is not None:
+                gradients[name] = full(gradient)
+        return gradients
 
     def norm_of(self, norms: Mapping[int, float]) -> float:
         return norm(norms.values())
