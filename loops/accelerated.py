@@ -27,6 +27,7 @@ parser.add_argument("--resume", default="")
 parser.add_argument("--device-specific", action="store_true", help="a seed for each rank")
 parser.add_argument("--default-sampler", action="store_true", help="not the seedable one")
 parser.add_argument("--schedule-inside", action="store_true", help="stepped in accumulate()")
+parser.add_argument("--sync-each-batch", action="store_true", help="gradients are always reduced")
 options = parser.parse_args()
 
 seedable = not (options.device_specific or options.default_sampler)
@@ -38,6 +39,13 @@ except ImportError:  # an old release
     keywords = {}
 if not options.schedule_inside:  # otherwise accelerate steps the schedule once for each rank
     keywords["step_scheduler_with_optimizer"] = False
+if options.sync_each_batch:
+    from accelerate.utils import GradientAccumulationPlugin  # not in old releases
+
+    plugin = GradientAccumulationPlugin(num_steps=options.accum, sync_each_batch=True)
+    keywords["gradient_accumulation_plugin"] = plugin
+else:
+    keywords["gradient_accumulation_steps"] = options.accum
 
 
 class Schedule(lr_scheduler.LinearLR, lr_scheduler._LRScheduler):
@@ -45,10 +53,7 @@ class Schedule(lr_scheduler.LinearLR, lr_scheduler._LRScheduler):
 
 
 accelerator = Accelerator(
-    gradient_accumulation_steps=options.accum,
-    cpu=not torch.cuda.is_available(),
-    mixed_precision="bf16" if options.bf16 else "no",
-    **keywords,
+    cpu=not torch.cuda.is_available(), mixed_precision="bf16" if options.bf16 else "no", **keywords
 )
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(options.rows, 16, generator=generator)
