@@ -39,7 +39,7 @@ report = ["UNFINISHED: links or citations of the report"]
 fix = "UNFINISHED: a link to the fix"
 symptom = "UNFINISHED: what the report says that users see"
 trigger = "UNFINISHED: what a run must do to meet the bug, after 'only with'"
-remedy = "UNFINISHED: a way around the bug, as an order; omit it if there is none"
+remedy = "UNFINISHED: a way around the bug, in the imperative; omit it if there is none"
 harm = "UNFINISHED"  # {harms}
 visibility = "UNFINISHED"  # {visibilities}
 {files}
@@ -94,13 +94,13 @@ def exercised(records: api.Records) -> api.Exercise:
 REPORT = '''\
 """UNFINISHED: does the library do what it should? One question.
 
-Needs {libraries}, and no GPU. The exit code is 1 if the bug is there."""
+Needs {libraries}, and no GPU. The exit code is 3 if the bug is there."""
 
 if __name__ == "__main__":
     is_wrong = False  # UNFINISHED: call the library, and compare
     print("UNFINISHED: what the library did, and what is right")
     print("WRONG:" if is_wrong else "right:", "UNFINISHED")
-    raise SystemExit(is_wrong)
+    raise SystemExit(3 if is_wrong else 0)
 '''
 
 MUTATIONS = '''\
