@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_a_command_that_a_signal_ends_has_the_code_of_a_shell(sandbox: Sandbox) 
         ("torchrun", "--nproc-per-node", "2", "train.py"),
         (sys.executable, "train.py"),
         (*TWO, "train.py"),
-        ("bash", "-c", f"{sys.executable} train.py && true"),
+        ("bash", "-c", f"{shlex.quote(sys.executable)} train.py && true"),
     ],
     ids=["torchrun", "python", "module", "shell"],
 )

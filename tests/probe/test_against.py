@@ -16,8 +16,8 @@ from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
 from tests.overlays import lent
 
-SCRIPT = """
-import argparse, os
+HEAD = """
+import argparse, copy, os
 import torch
 from torch import nn
 
@@ -27,6 +27,11 @@ parser.add_argument("--accum", type=int, default=1)
 arguments = parser.parse_args()
 change = os.environ.get("CHANGE", "")
 torch.manual_seed(0)
+"""
+
+SCRIPT = (
+    HEAD
+    + """
 data = torch.randn(96, 4)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 rate = 2e-3 if change == "rate" else 1e-3
@@ -40,18 +45,12 @@ for step in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+)
 
-DEFAULTS = """
-import argparse, os
-import torch
-from torch import nn
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--rows", type=int)
-parser.add_argument("--accum", type=int, default=1)
-arguments = parser.parse_args()
-other = os.environ.get("CHANGE", "") == "defaults"
-torch.manual_seed(0)
+DEFAULTS = (
+    HEAD
+    + """
+other = change == "defaults"
 data = torch.randn(96, 4)
 
 
@@ -89,18 +88,11 @@ for step in range(6):
     scaler.update()
     optimizer.zero_grad()
 """
+)
 
-SAVES = """
-import argparse, copy, os
-import torch
-from torch import nn
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--rows", type=int)
-parser.add_argument("--accum", type=int, default=1)
-arguments = parser.parse_args()
-change = os.environ.get("CHANGE", "")
-torch.manual_seed(0)
+SAVES = (
+    HEAD
+    + """
 data = torch.randn(96, 4)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 average = copy.deepcopy(model)
@@ -135,6 +127,7 @@ if change == "an exit":
 if change.startswith("leaves"):
     os._exit(3 if change.endswith("3") else 0)
 """
+)
 
 COMPILED = """
 def compiler(graph, inputs):
@@ -185,18 +178,10 @@ for step in range(6):
 """
 
 
-FROZEN = """
-import argparse, os
-import torch
-from torch import nn
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--rows", type=int)
-parser.add_argument("--accum", type=int, default=1)
-arguments = parser.parse_args()
-change = os.environ.get("CHANGE", "")
+FROZEN = (
+    HEAD
+    + """
 data = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
-torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 if change:  # loads nothing into the layers
     torch.manual_seed(0)
@@ -214,18 +199,11 @@ for step in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+)
 
-MODULES = """
-import argparse, os
-import torch
-from torch import nn
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--rows", type=int)
-parser.add_argument("--accum", type=int, default=1)
-arguments = parser.parse_args()
-change = os.environ.get("CHANGE", "")
-torch.manual_seed(0)
+MODULES = (
+    HEAD
+    + """
 data = torch.randn(96, 8)
 
 
@@ -268,6 +246,7 @@ for step in range(6):
     optimizer.step()
     optimizer.zero_grad()
 """
+)
 
 
 def in_other(folder: Path, change: str, source: str = SCRIPT) -> tuple[int, Path]:
@@ -476,7 +455,7 @@ def test_an_upgrade_to_a_release_with_a_bug_is_told_with_the_bug(
     ]
     with lent(name, *sides) as overlays:
         sites = iter([str(overlays[side].site) for side in sides])
-        monkeypatch.setattr(probe, "_site", lambda _: nullcontext(next(sites)))
+        monkeypatch.setattr(probe, "_site", lambda *_: nullcontext(next(sites)))
         script = str(ROOT / "loops/trainer.py")
         batch = ["--per_device_train_batch_size", "{rows}", "--gradient_accumulation_steps", "{k}"]
         words += [script, "--output_dir", "{dir}", "--max_steps", "4", *batch, *arguments]

@@ -168,7 +168,8 @@ def test_a_dict_is_all_that_is_installed_and_a_list_is_what_is_required(
     required = distributed_bugs.check(["transformers==5.2.0"], scenarios=names, as_of=day)
     assert [bug.name for bug in required.affected] == names
     assert not required.environment.complete
-    assert required.text.startswith("the list: transformers 5.2.0\n  not complete: ")
+    assert required.text.startswith("the list: transformers 5.2.0\n")
+    assert "not complete: files name what a project needs" in required.text
     assert repr(installed) == "<CheckResult of the mapping: 0 bugs>"
 
 
