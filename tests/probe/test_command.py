@@ -271,3 +271,12 @@ def test_spawned_workers_of_a_relative_script_and_interpreter_leave_nothing(
     ours = ["--python", "venv/bin/python", "--layouts", "ranks"]
     assert main(["probe", *ours, "train.py", "{rows}"]) == 0
     assert [path.name for path in temporary.iterdir() if "inductor" not in path.name] == []
+
+
+@pytest.mark.parametrize(("words", "where"), [([], True), (["--no-where"], False)])
+def test_the_place_of_a_fault_is_named_unless_it_is_left_out(words: list[str], where: bool) -> None:
+    """The option once got into the field of another one, and no place was named."""
+    options = probe._parser().parse_args([*words, "train.py"])
+    options.environments = [""]
+    settings = probe._settings(options)
+    assert (settings.where, settings.bugs, settings.against) == (where, "", "")
