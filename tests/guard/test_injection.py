@@ -33,12 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_injected_folder_has_plain_read_only_files_and_is_written_once(cache: Path) -> None:
     folder = injection.code_folder()
     files = [path for path in folder.rglob("*") if path.is_file()]
-    names = {str(path.relative_to(folder)) for path in files}
-    assert {
-        "sitecustomize.py",
-        f"{CODE}/rank/guard/judge.py",
-        f"{CODE}/rank/events/steps.py",
-    } <= names
+    assert folder / "sitecustomize.py" in files
     assert all(path.suffix == ".py" for path in files)
     assert not any(path.stat().st_mode & 0o222 for path in (folder, *folder.rglob("*")))
     before = folder.stat().st_mtime_ns
