@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tarfile
 from pathlib import Path
@@ -47,3 +48,27 @@ def test_an_archive_of_git_is_unpacked_with_its_folders_and_links(tmp_path: Path
     unpack(tmp_path / "archive.tar", tmp_path / "out")
     assert (tmp_path / "out" / "a" / "link").is_symlink()
     assert (tmp_path / "out" / "a" / "link").read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../text", "")],
+        [("a/../../text", "")],
+        [("link", "/")],
+        [("link", "..")],
+        [("a", "."), ("a/link", "..")],
+    ],
+    ids=str,
+)
+def test_nothing_is_written_outside_of_the_folder(
+    members: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "archive.tar", "w") as tar:
+        for name, link in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = (tarfile.SYMTYPE if link else tarfile.REGTYPE), link
+            tar.addfile(member, io.BytesIO())
+    with pytest.raises(tarfile.TarError):
+        unpack(tmp_path / "archive.tar", tmp_path / "out")
+    assert not (tmp_path / "text").exists()
