@@ -61,7 +61,7 @@ def main() -> None:
 
         guard.start(Settings(every=10**9, quiet=True))
         guards = guard._guards
-        mailbox = guards[0].mailbox
+        mailbox = guards[0].account.mailbox
         judge = mailbox._judge
 
         def count_judging(posts: Any) -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     result["microseconds"] = 1e6 * min(times)
     if guards:
         result["handlers_microseconds"] = 1e6 * min(handlers)
-        guards[0].mailbox.close()
+        guards[0].account.mailbox.close()
         result["checked"], result["judged"] = guards[0].account.report.steps, judged
     del unstepped
     print(json.dumps(result))

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import guard, training
+from harness.rank.guard import backwards, training, trainings
 from harness.rank.guard.reporting import account, mailbox
 from harness.rank.guard.sampling import gradient_samples
 
@@ -54,14 +54,14 @@ def arming_fails() -> BeforeStep:
 
 def first_handler_fails() -> BeforeStep:
     """The fault comes before guard knows a training."""
-    vars(guard)["Training"] = _fail
+    vars(trainings)["Training"] = _fail
     return _nothing
 
 
 def captures_graph() -> BeforeStep:
     """A CUDA graph is captured in the first steps, as torch would say on a GPU."""
     captured = [True]
-    vars(guard)["captures"] = lambda: captured[0]
+    vars(backwards)["captures"] = lambda: captured[0]
 
     def before(step: int) -> None:
         captured[0] = step < STEP

@@ -98,7 +98,7 @@ def collectives() -> Iterator[Collectives]:
     """What is seen of the collectives of a training with two parameters."""
     collectives = Collectives()
     collectives.watch([torch.zeros(4, 3), torch.zeros(5)])
-    listener = instrument.on(Collective, before=lambda event: collectives.called(event, False))
+    listener = instrument.on(Collective, before=collectives.called)
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield collectives

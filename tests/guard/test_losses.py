@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.sampling.losses import Losses
 
 TARGETS = torch.tensor([1, 0, 2, -100])
@@ -212,7 +213,9 @@ def test_stage_goes_on_with_what_an_engine_makes_of_a_gradient() -> None:
     ratios = losses.ratios()
     assert ratios is not None
     assert ratios.tolist() == [1.0, 0.25]
-    assert losses.go_on
+    post = Post(0, 0, 1)
+    losses.describe(post, batches=2)
+    assert post.losses.goes_on
     assert losses.tensor() is None
 
 

@@ -6,24 +6,36 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.hooks import unserializable_hook
 
 from .sentences import say, short
 from .settings import report_in
-from .training import Training
 
 FIRST_STEPS = 10
 """Steps in which the order of a loop's calls is looked at."""
 
 
+class Checked(Protocol):
+    """What a fence knows of a training."""
+
+    steps: int
+    armed: bool
+    resume: Any
+
+    @property
+    def due(self) -> bool: ...
+    def spend(self, seconds: float) -> None: ...
+    def disarm(self) -> None: ...
+
+
 class Fence:
     """Calls guard's handlers, until one of them fails."""
 
-    def __init__(self, trainings: list[Training], at_stop: Callable[[str], None]) -> None:
+    def __init__(self, trainings: Sequence[Checked], at_stop: Callable[[str], None]) -> None:
         self.trainings, self._at_stop = trainings, at_stop
         self.error = ""
         """Why this process is watched no more."""
@@ -77,7 +89,7 @@ class Fence:
         if training is not None:
             training.spend(time.perf_counter() - started)
 
-    def _spender(self) -> Training | None:
+    def _spender(self) -> Checked | None:
         """The training for which a handler works now."""
         if len(self.trainings) == 1:
             return self.trainings[0]

@@ -6,13 +6,16 @@ adapter since the last step, it does not merge what was trained: then nothing is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..events import MergedAdapter, instrument
+from .fence import Fence
 from .posting.posts import LocalAlarm
+from .reporting.account import Account
 from .training import Training
 
 ROWS, SEED = 8, 0
@@ -20,6 +23,31 @@ UNEQUAL = 0.02
 """The part of an adapter's effect by which a right merge may be off, ..."""
 ROUNDINGS = 32
 """... or so many roundings of the outputs."""
+
+
+class Merges:
+    """The merges of a process."""
+
+    def __init__(self, trainings: Sequence[Training], fence: Fence, account: Account) -> None:
+        self._trainings, self._fence, self._account = trainings, fence, account
+
+    def subscribe(self) -> None:
+        """Subscribe to merges."""
+        instrument.on(MergedAdapter, around=self._merge, when=self._fence.is_alive)
+
+    def _merge(self, event: MergedAdapter, call: Callable[[], Any]) -> Any:
+        if not event.has_all:
+            return call()
+        merge = Merge(event.owner)
+        self._fence.call(merge.begin, self._trainings)
+        value = call()
+        self._fence.call(self._end, merge)
+        return value
+
+    def _end(self, merge: Merge) -> None:
+        alarm = merge.end()
+        if alarm is not None:
+            self._account.tell(self._trainings[0], alarm)
 
 
 class Merge:

@@ -23,7 +23,8 @@ from .fence import Fence
 from .posting.posts import Pass
 from .states.schedules import Schedules
 from .states.training_states import FILLED, WRITTEN
-from .training import Training, training_of
+from .training import Training
+from .trainings import Trainings
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched."""
@@ -33,7 +34,7 @@ class Checkpoints:
     """Follows the saves and loads of a process."""
 
     def __init__(
-        self, trainings: list[Training], fence: Fence, rows: Rows, schedules: Schedules
+        self, trainings: Trainings, fence: Fence, rows: Rows, schedules: Schedules
     ) -> None:
         self.trainings, self._fence = trainings, fence
         self.rows, self.schedules = rows, schedules
@@ -53,7 +54,7 @@ class Checkpoints:
         on(PlannedLoad, after=guarded(self._note_planned_load), when=is_alive)
 
     def _load(self, event: LoadedState) -> None:
-        training = training_of(event.owner, self.trainings)
+        training = self.trainings.of(event.owner)
         if training is not None:
             training.states.begin_load(event.owner)
 
@@ -62,7 +63,7 @@ class Checkpoints:
             training.states.is_filled = True
 
     def _loaded(self, event: LoadedState) -> None:
-        training = training_of(event.owner, self.trainings)
+        training = self.trainings.of(event.owner)
         if training is not None:
             training.loaded(self.schedules.of)
             self.rows.restart(goes_on=True)

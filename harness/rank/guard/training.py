@@ -12,7 +12,7 @@ import contextlib
 import functools
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -518,8 +518,3 @@ class Training:
     def cost(self, thread: float) -> Cost:
         """What checks have cost so far; ``thread`` are the seconds of the other thread."""
         return self.costs.total(self.check, thread)
-
-
-def training_of(optimizer: Any, trainings: Iterable[Training]) -> Training | None:
-    """The training of an optimizer, if it is watched."""
-    return next((one for one in trainings if one.optimizer() is optimizer), None)

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..posting.posts import EpochSample, LocalAlarm, Pass, sampled_rows
+from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, TrainerEnd, instrument
+from ..fence import Fence, quietly
+from ..posting.posts import EpochSample, LocalAlarm, Pass, Post, sampled_rows
+from ..process import is_worker
 from .epochs import FIRST_BATCHES, Epoch, missing_epochs
 from .samplers import batches_of, draws_again, epoch_samplers, is_installed, shuffles
 from .splits import EpochRows, sample_of_step, splits
@@ -289,6 +292,41 @@ class Rows:
         """The loader of the last batch, and its iterator."""
         self.begin()
 
+    def subscribe(self, fence: Fence) -> None:
+        """Subscribe to what loaders read, in the process that trains and in their workers."""
+        on, guarded, numbers = instrument.on, fence.guarded, self.numbers
+
+        def is_trainer() -> bool:
+            return fence.is_alive() and not is_worker()
+
+        def batch(event: Batch) -> None:
+            if event.ended:
+                self.ended(event.owner)
+            else:
+                self.batch(event.owner, event.value, fence.is_due())
+
+        def drawn(event: DrawnIndex) -> None:
+            self.drawn(event.owner, event.value)
+
+        def trained(event: TrainerEnd) -> None:
+            self.alarms += list(missing_epochs(*event.values[:2]))
+
+        on(DrawnIndex, after=guarded(drawn), when=fence.is_alive)
+        on(Batch, after=guarded(batch), when=is_trainer)
+        on(NewIterator, after=guarded(lambda e: numbers.begin(e.owner, e.loader)), when=is_trainer)
+        on(NewFetcher, before=quietly(lambda e: numbers.worker_begins(e.dataset)), when=is_worker)
+        on(Fetch, after=quietly(lambda e: numbers.worker_has_read(e.owner.dataset)), when=is_worker)
+        on(TrainerEnd, after=guarded(trained), when=fence.is_alive)
+
+    def describe(self, post: Post, masked_by: str) -> None:
+        """Say in a post what was read. ``masked_by`` is the setting by which some labels are to be
+        masked; empty if there is none."""
+        alarm = self.unmasked(masked_by)
+        post.alarms += [*([alarm] if alarm else []), *self.alarms]
+        self.alarms = []
+        post.data.rows, post.data.epochs = self.of_step(), self.samples()
+        post.data.orders, post.data.passes = self.resumed_orders(), self.passes()
+
     def begin(self) -> None:
         """Forget the rows of the last step."""
         self._step: list[tuple[Loader, list[int]]] = []
@@ -333,10 +371,6 @@ class Rows:
             self._step.append((loader, rows[:MOST_ROWS]))
             if isinstance(index, list) and len(index) == len(rows):
                 self._values.setdefault(loader, {}).update(zip(index, rows))
-
-    def trainer_ends(self, settings: Any, state: Any) -> None:
-        """Note that transformers' Trainer has trained."""
-        self.alarms += list(missing_epochs(settings, state))
 
     def unmasked(self, setting: str) -> LocalAlarm | None:
         """What is told if labels are to be masked by a setting, and those of no batch are."""

@@ -129,9 +129,10 @@ class LossFacts:
     """Whether its backwards went on with gradients of other ranks, as a stage of a pipeline."""
     factor: float = 1.0
     """The number that multiplies a loss of classes and its other terms, of which only the former is
-    divided by a number."""
+    divided by a number; 1 if micro-batches have other ones."""
     weight: float = 1.0
-    """Which part of the number that multiplies its losses may be the loop's own weight of them."""
+    """The number, such as 0.5, that may be the loop's own weight of its losses: no count of ranks
+    or of micro-batches; 0 if each has another one."""
     gathers: bool = False
     """Whether the loop has gathered tensors of all ranks before a loss."""
     separate: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...events import Written, instrument
 from ..checks.views import Alarm, Memory
 from ..data.rows import Rows
 from ..fence import Fence
@@ -17,15 +18,12 @@ from ..sentences import few, known_bug, watched_run
 from ..settings import CHECKS, Settings
 from ..states.schedules import Schedules
 from ..training import UNNUMBERED, Training
+from ..trainings import MOST_OPTIMIZERS, Trainings
 from .mailbox import Mailbox
 from .report import Report
 from .saved_states import SavedStates
 from .summary import Clock, blind, content, line, merged, not_seen, percent, too_often, uncounted
 from .trackers import News, Trackers
-
-MOST_OPTIMIZERS = 8
-"""Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
-
 
 BEGAN_LATE = (
     "the first step after guard(): its optimizer was made before, with others: call guard() before "
@@ -45,7 +43,7 @@ class Account:
     def __init__(
         self,
         settings: Settings,
-        trainings: list[Training],
+        trainings: Trainings,
         fence: Fence,
         rows: Rows,
         schedules: Schedules,
@@ -54,10 +52,6 @@ class Account:
         self.settings, self.trainings, self.fence = settings, trainings, fence
         self.rows, self.schedules = rows, schedules
         self._collectives = collectives
-        self.optimizers = 0
-        """How many were constructed."""
-        self.began_late = False
-        """Whether an optimizer, which was made before ``guard()``, stepped before it was known."""
         self.report = Report(settings)
         self.trackers = Trackers()
         self._saves = SavedStates(settings.saves or settings.out, self.report.print)
@@ -67,6 +61,14 @@ class Account:
         self._clock = Clock()
         self._silent: list[int] = []
         """The ranks without which no check could be judged."""
+
+    def subscribe(self) -> None:
+        """Subscribe to what the script logs: its trackers get alarms, too."""
+
+        def wrote(event: Written) -> None:
+            self.trackers.wrote(event.owner)
+
+        instrument.on(Written, before=self.fence.guarded(wrote), when=self.fence.is_alive)
 
     def end(self) -> None:
         """Judge what is left, and tell the summary: the training is over."""
@@ -161,12 +163,13 @@ class Account:
 
     def _not_seen(self) -> list[str]:
         memories = self._memories.values()
-        sentences = not_seen(self.trainings, memories, self.optimizers, MOST_OPTIMIZERS)
+        optimizers = self.trainings.optimizers
+        sentences = not_seen(self.trainings, memories, optimizers, MOST_OPTIMIZERS)
         if not self.report.checks and self._silent:
             sentences.append(f"all steps: rank {few(self._silent)} took none that is watched")
         if self.mailbox.has_begun and self.mailbox.world < world():
             sentences.append(ALONE.format(world()))
-        if self.began_late:
+        if self.trainings.began_late:
             sentences.append(BEGAN_LATE)
         if self.mailbox.left_out:
             sentences.append(too_often(self.settings.every, self.mailbox.left_out))

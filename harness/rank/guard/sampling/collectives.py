@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from ...events import Collective, calling_frame
+from ...events import Collective, NewCommunication, calling_frame, instrument
+from ..fence import Fence
+from ..posting.posts import Post
 from .roots import chain_of
 
 REASON = "the loop itself averages the weights after some steps, as local SGD does"
@@ -44,11 +46,13 @@ class Collectives:
         """Whether tensors of all ranks were gathered, and then a loss was computed."""
         self.is_between = False
         """Whether collectives of this moment may average weights."""
+        self.in_backward = False
+        """Whether a backward runs."""
         self.reduced = 0
         """The values that were reduced after a backward, since the last step."""
-        self.coarse = False
+        self._coarse = False
         """Whether gradients travel in 16 bits: the loop has a communication hook."""
-        self.lossy = ""
+        self._lossy = ""
         """A reduction that is no mean on purpose, such as PowerSGD."""
         self._has_stepped = False
         self._gathered: list[int] = []
@@ -57,6 +61,26 @@ class Collectives:
         """By the number of values, how many such parameters there are."""
         self._total = self._values = 0
         self._watches = False
+
+    def subscribe(self, fence: Fence) -> None:
+        """Subscribe to collectives, in checked steps and where they may average weights."""
+
+        def hears() -> bool:
+            is_checked = fence.is_due() or fence.is_armed()
+            may_average = not fence.trainings or self.is_between
+            return is_checked or (may_average and fence.is_alive())
+
+        def communicates(event: NewCommunication) -> None:
+            self._communicates(event.hook)
+
+        instrument.on(Collective, before=fence.guarded(self.called), when=hears)
+        instrument.on(NewCommunication, before=fence.guarded(communicates), when=fence.is_alive)
+
+    def describe(self, post: Post) -> None:
+        """Say in a post what the loop reduces and gathers itself."""
+        post.losses.gathers, post.loop.reduced = self.gathers, self.reduced
+        post.gradients.coarse, post.gradients.lossy = self._coarse, self._lossy
+        post.loop.averages = post.loop.averages or self.reason
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """Look at what is averaged from now on: the ranks of these parameters may train alone."""
@@ -81,18 +105,18 @@ class Collectives:
             self.gathers = self.gathers or not number or min(self._gathered) <= number
             self._gathered = []
 
-    def communicates(self, hook: Any) -> None:
+    def _communicates(self, hook: Any) -> None:
         """A wrapper gets a communication hook of the loop."""
-        self.coarse = True
+        self._coarse = True
         if "powersgd" in getattr(hook, "__name__", "").lower():
-            self.lossy = "PowerSGD"
+            self._lossy = "PowerSGD"
         elif not getattr(hook, "__module__", "torch").startswith("torch."):
-            self.lossy = "the loop's communication hook"
+            self._lossy = "the loop's communication hook"
 
-    def called(self, event: Collective, in_backward: bool) -> None:
+    def called(self, event: Collective) -> None:
         """A collective is called."""
         caller = calling_frame().f_globals.get("__name__", "")
-        if in_backward or caller.startswith(PACKAGES):
+        if self.in_backward or caller.startswith(PACKAGES):
             return
         if self.is_between:
             self._average(event)

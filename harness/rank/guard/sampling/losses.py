@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
+from ...events import EngineBackward, LossValue, OutputGradient, instrument
 from ..callers import files_of_callers
+from ..fence import Fence
+from ..posting.posts import Post
 from ..process import captures
 from .roots import at_arrival, chain_of, factor_of_terms
 from .samples import bit_sum, on_device
@@ -78,6 +81,29 @@ class Losses:
 
     def __init__(self) -> None:
         self.begin()
+
+    def subscribe(self, fence: Fence) -> None:
+        """Subscribe to losses, and to what DeepSpeed's engine makes of them."""
+
+        def called(event: LossValue) -> None:
+            self.called(event.value, event.arguments, event.keywords, event.owner)
+
+        def hand(event: EngineBackward) -> None:
+            engine, (loss, *_) = event.owner, event.values
+            self.note_unscaled(loss)
+            divides = event.keywords.get("scale_wrt_gas", True)
+            divides = divides and not getattr(engine, "inside_no_sync_ctxt", False)
+            if fence.is_due() and divides and not engine.fp16_enabled():
+                self.hand(loss, engine.gradient_accumulation_steps())
+
+        def pass_on(event: OutputGradient) -> None:
+            if event.value is not None and event.value is not event.arguments[0]:
+                self.pass_on(event.arguments[0], event.value)
+
+        on = instrument.on
+        on(LossValue, after=fence.guarded(called), when=fence.is_due)
+        on(EngineBackward, before=fence.guarded(hand), when=fence.is_alive)
+        on(OutputGradient, after=fence.guarded(pass_on), when=fence.is_armed)
 
     def begin(self) -> None:
         """Forget the losses of the last step."""
@@ -187,23 +213,26 @@ class Losses:
         roots = self._roots
         return torch.cat([on_device(one, roots[0].device) for one in roots]) if roots else None
 
-    @property
-    def go_on(self) -> bool:
-        """Whether all backwards of this step went on with gradients of other ranks."""
-        return bool(self._micro) and all(one.goes_on for one in self._micro)
-
-    @property
-    def factor(self) -> float:
-        """The number that multiplies all terms of each loss of this step; 1 without one."""
+    def describe(self, post: Post, batches: int) -> None:
+        """Say in a post what is known of the losses of this step, for which so many batches were
+        read."""
+        facts, is_separate = post.losses, post.losses.separate
+        losses = None if is_separate else self.tensor(bool(post.gradients.dropped), batches)
+        facts.uncounted = "separate" if is_separate else self.uncounted
+        facts.whole_losses = self.are_whole
+        facts.goes_on = bool(self._micro) and all(one.goes_on for one in self._micro)
         factors = {one.factor for one in self._micro}
-        return factors.pop() if len(factors) == 1 else 1.0
-
-    @property
-    def weight(self) -> float:
-        """The number that may be the loop's own weight of its losses, as 0.5 is: no count of ranks
-        or of micro-batches; 0 if each has another one."""
+        facts.factor = factors.pop() if len(factors) == 1 else 1.0
         weights = {one.weight for one in self._micro}
-        return weights.pop() if len(weights) == 1 else float(not weights)
+        facts.weight = weights.pop() if len(weights) == 1 else float(not weights)
+        tensors = {
+            "losses": losses,
+            "roots": self.roots(),
+            "targets": self.targets(),
+            "targets_sum": self.targets_sum(),
+            "passed": self.ratios(),
+        }
+        post.tensors.update({name: one for name, one in tensors.items() if one is not None})
 
     def tensor(self, with_cleared: bool = True, batches: int = 0) -> Tensor | None:
         """For each micro-batch: root, value, weight, count and scale. None if one is unclear: its

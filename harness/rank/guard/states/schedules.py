@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ....detectors.arithmetic import begins_with_jump
+from ...events import NewSchedule, PreparedSchedule, instrument
+from ..fence import Fence
 from ..posting.posts import LocalAlarm
 
 PATIENCE = 4
@@ -99,6 +101,16 @@ class Schedules:
         """Optimizers whose first rate a schedule of torch has set."""
         self._first_rates: weakref.WeakKeyDictionary[Any, dict[int, list[float]]]
         self._first_rates = weakref.WeakKeyDictionary()
+
+    def subscribe(self, fence: Fence) -> None:
+        """Subscribe to what constructs schedules."""
+
+        def prepare(event: PreparedSchedule) -> None:
+            if event.owner.step_with_optimizer:
+                self.prepared(event.owner.scheduler)
+
+        instrument.on(NewSchedule, after=fence.guarded(lambda event: self.new(event.owner)))
+        instrument.on(PreparedSchedule, after=fence.guarded(prepare))
 
     def new(self, scheduler: Any) -> None:
         """Note a schedule, when it was constructed."""
