@@ -83,7 +83,7 @@ def test_losses_are_not_judged_without_those_of_one_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "planned", "checks", "kinds"),
+    ("weights", "planned", "steps", "kinds"),
     [
         ((1 / 3,), 3, 4, ["early"]),
         ((1 / 3, 1 / 3), 3, 4, ["early"]),
@@ -94,14 +94,12 @@ def test_losses_are_not_judged_without_those_of_one_rank() -> None:
     ],
 )
 def test_step_comes_after_as_many_micro_batches_as_its_losses_are_divided_by(
-    weights: tuple[float, ...], planned: int, checks: int, kinds: list[str]
+    weights: tuple[float, ...], planned: int, steps: int, kinds: list[str]
 ) -> None:
-    memory = Memory()
-    for _ in range(checks):
-        posts = made_posts(dict.fromkeys(range(2), with_losses(*weights)))
-        for post in posts:
-            post.losses.planned = planned
-        alarms = judge(posts, memory)
+    posts = made_posts(dict.fromkeys(range(2), with_losses(*weights)))
+    for post in posts:
+        post.losses.planned, post.losses.equal_steps = planned, steps
+    alarms = judge(posts, Memory())
     assert [alarm.kind for alarm in alarms if alarm.kind == "early"] == kinds
 
 

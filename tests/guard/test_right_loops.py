@@ -21,8 +21,17 @@ def test_right_loop_is_silent(under_guard: Trainer, loop: str) -> None:
     assert run.summary["error"] == ""
 
 
-def test_plateau_is_silent_in_a_longer_run(under_guard: Trainer) -> None:
-    run = under_guard("schedules.plateau", steps=320, every=1)
+@pytest.mark.parametrize(
+    ("loop", "steps", "every"),
+    [
+        ("schedules.plateau", 320, 1),
+        ("reductions.short_fifth_group", 31, 5),  # all of these steps are the short ones
+    ],
+)
+def test_right_loop_is_silent_in_a_longer_run(
+    under_guard: Trainer, loop: str, steps: int, every: int
+) -> None:
+    run = under_guard(loop, steps=steps, every=every)
 
     assert set(run.codes) == {0}
     assert run.alarms == []

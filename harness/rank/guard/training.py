@@ -458,6 +458,7 @@ class Training:
         post.losses.separate = self.has_separate_losses(self.counts.batches)
         post.updates, post.gradients.dropped = updates.updates, notes.dropped if is_drop else 0
         post.losses.is_whole = self.counts.is_whole
+        post.losses.equal_steps = self.counts.equal_steps
         if not self._is_wrapped:
             self.foreign = post.gradients.foreign = count_foreign(optimizer, modules)
         post.loop.outer, post.loop.unreduced = self.is_shared, not notes.reduces

@@ -47,14 +47,20 @@ def short_last_group() -> Steps:
 
 
 @loop
+def short_fifth_group() -> Steps:
+    """18 batches of an epoch in groups of four: each fifth step has two, divided by four."""
+    return _groups(by_size=False, per_epoch=18)
+
+
+@loop
 def short_last_group_by_its_size() -> Steps:
     return _groups(by_size=True)
 
 
-def _groups(by_size: bool) -> Steps:
+def _groups(by_size: bool, per_epoch: int = 10) -> Steps:
     model = parallel(Net())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    data, per_epoch, group = batches(Table(80)), 10, 4
+    data, group = batches(Table(80)), 4
     while True:
         for number, batch in zip(range(per_epoch), data, strict=False):
             size = min(group, per_epoch - number // group * group) if by_size else group

@@ -155,17 +155,18 @@ def _why_unclear(views: Sequence[View], losses: LossCount, name: str, memory: Me
 
 
 EARLY = 4
-"""So many checks in a row make a fault: the last step of an epoch may have fewer micro-batches."""
+"""So many steps in a row, checked or not, make a fault: the last step of an epoch may have fewer
+micro-batches. In the right loop ``reductions.short_fifth_group`` each fifth step does, and with
+``--every 5`` a check sees no others."""
 
 
 def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
-    """A step has as many micro-batches as its losses are divided by. That may be another number
+    """Steps have as many micro-batches as their losses are divided by. That may be another number
     than before, as in a curriculum."""
     plans = {view.post.losses.planned for view in views}
     plan = max(memory.losses.most_micro, plans.pop() if len(plans) == 1 else 0)
     is_early = losses.micro < plan and abs(losses.total * plan / losses.micro - 1) <= LOSS_NEAR
-    memory.losses.early = memory.losses.early + 1 if is_early else 0
-    if memory.losses.early >= EARLY:
+    if is_early and min(view.post.losses.equal_steps for view in views) >= EARLY:
         text = (
             f"each step comes after {losses.micro} of {number_of(plan, 'micro-batch', 'es')}, and "
             f"the losses are divided by {plan}"

@@ -54,8 +54,6 @@ class LossMemory:
     """How often the last check found the loss counted, if that was not once, ..."""
     steady: int = 0
     """... and in how many checks before that it was the same."""
-    early: int = 0
-    """The checks in a row whose step came after fewer micro-batches than its loop was asked for."""
     has_terms: bool = False
     """Whether the loss of a step had other terms than the value of torch's function."""
     uncounted: str = ""

@@ -141,6 +141,8 @@ class LossFacts:
     """Whether each backward of the step is known to be that of a batch of its own."""
     planned: int = 0
     """The micro-batches of a step that its loop was asked for; 0 if that is not known."""
+    equal_steps: int = 0
+    """The steps in a row with as many micro-batches as this one."""
     is_whole: bool = False
     """Whether the step had as many micro-batches as the first one, and several."""
 

@@ -57,6 +57,8 @@ class BackwardCounts:
     def __init__(self, backwards: int) -> None:
         """``backwards`` ran in this process before, for other trainings."""
         self.first = self.last = 0
+        self.equal_steps = 0
+        """The steps in a row with as many as the last one."""
         self.batches = 0
         """The batches that were read for the last step."""
         self.is_whole = False
@@ -78,7 +80,8 @@ class BackwardCounts:
     def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
         """Count a step, before which ``backwards`` backwards ran in all, and for which so many
         batches were read. ``has_skipped`` says that a step before it was skipped."""
-        self.last, self.batches = backwards - self._total, batches
+        before, self.last, self.batches = self.last, backwards - self._total, batches
+        self.equal_steps = self.equal_steps + 1 if self.last == before else 1
         self._total = backwards
         if not self.first and not has_skipped:
             self.first = self.last
