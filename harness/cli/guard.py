@@ -27,8 +27,9 @@ from pathlib import Path
 
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
+from harness.rank.guard import check_table
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
-from harness.rank.guard.settings import CHECKS, VARIABLE, Settings, signal_named, signals
+from harness.rank.guard.settings import VARIABLE, Settings, signal_named, signals
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.files import refuse_unless_creatable, write_whole, writing
 from harness.system.text import one_line, print_errors
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the time that all checks together may take (default: 1)",
     )
     add("--every", metavar="N", type=whole_number(1), help="check each N-th step instead")
-    add("--checks", metavar="NAMES", type=_checks, default=[], help=", ".join(CHECKS))
+    add("--checks", metavar="NAMES", type=_checks, default=[], help=", ".join(check_table.NAMES))
     add(
         "--on-alarm",
         metavar="ACTION",
@@ -112,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 def _checks(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in CHECKS:
-            raise argparse.ArgumentTypeError(unknown("check", one_line(name), CHECKS))
+        if name not in check_table.NAMES:
+            raise argparse.ArgumentTypeError(unknown("check", one_line(name), check_table.NAMES))
     return names
 
 

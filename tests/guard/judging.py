@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest import mock
 
 import torch
@@ -14,22 +13,15 @@ from harness.rank.guard.posting.packing import packed, unpacked
 from harness.rank.guard.posting.posts import Post
 from tests.guard.made_posts import Change, made_posts, sums
 
-ONE_BY_ONE: dict[str, Any] = {
-    "equal_copies": lambda *_: None,
-    "right_gradients": lambda *_: None,
-    "right_updates": lambda *_: (set(), 0),
-}
-"""Without what looks at all ranks together."""
-
 
 def judged(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Alarm]:
     """The alarms of changed posts: the same after the posts were bytes, and without what looks at
-    all ranks together."""
+    the gradients of all ranks together."""
     posts = made_posts(changes, ranks)
     alarms = judge(posts, Memory())
     sent = [unpacked(packed(post)) for post in posts]
     assert judge(sent, Memory()) == alarms
-    with mock.patch.multiple(together, **ONE_BY_ONE):
+    with mock.patch.object(together, "right_gradients", return_value=None):
         assert judge(sent, Memory()) == alarms
     return alarms
 

@@ -17,7 +17,8 @@ import pytest
 from harness.bugs import catalog
 from harness.bugs.lookup import lookup
 from harness.bugs.results import Status
-from harness.rank.guard.settings import CHECKS, VARIABLE, VISIBLE, Settings
+from harness.rank.guard.check_table import NAMES
+from harness.rank.guard.settings import VARIABLE, VISIBLE, Settings
 from harness.system.errors import Fault
 from harness.system.files import locked
 from harness.training.guard import injection, known
@@ -204,7 +205,7 @@ def test_each_alarm_is_of_a_check_that_an_option_chooses() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
                 names |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
-    assert names == set(CHECKS)
+    assert names == set(NAMES)
 
 
 KINDS = ("Alarm", "LocalAlarm")

@@ -154,8 +154,8 @@ def test_right_step_of_many_ranks_needs_no_look_at_each_of_them(
 ) -> None:
     for check, function in (
         ("gradients", "_pairs"),
-        ("replicas", "_copies"),
-        ("updates", "_updates"),
+        ("replicas", "_distance"),
+        ("updates", "_wrong"),
     ):
         monkeypatch.delattr(importlib.import_module(f"harness.rank.guard.checks.{check}"), function)
     memory = Memory()

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.__main__ import main
-from harness.rank.guard.settings import CHECKS
+from harness.rank.guard.check_table import NAMES
 from tests.sandbox import refused
 
 Capture = pytest.CaptureFixture[str]
@@ -155,7 +155,7 @@ def test_the_page_has_a_table_of_faults_and_a_picture_of_each_kind(
     picture = ElementTree.fromstring(steps)
     assert len(picture.findall("g")) == 2
     ticks = [path.attrib["d"].count("M") for path in picture.findall("path")]
-    assert ticks == [5] * len(CHECKS)
+    assert ticks == [5] * len(NAMES)
     bars = ElementTree.fromstring(parameters)
     names = [node.text for node in bars.findall("text") if node.find("title") is not None]
     widths = [float(node.attrib["width"]) for node in bars.findall("rect")]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 
 import torch
 
-from .checks import JUDGES, together
-from .checks.accumulation import LOSS_NEAR, accumulation, loss_count
+from . import checks
+from .check_table import CHECKS
+from .checks import together
+from .checks.accumulation import LOSS_NEAR, loss_count
 from .checks.checkpoints import checkpoints
-from .checks.gradients import gradients
 from .checks.replicas import replicas
 from .checks.views import Alarm, Memory, View
 from .posting.packing import ParameterTable
@@ -30,6 +32,12 @@ APART = (("gradients", "mean"), ("replicas", "differ"))
 """The alarms of ranks that train alone."""
 
 NONE = torch.zeros(1)
+
+JUDGES: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
+    name: getattr(import_module(f"{checks.__name__}.{name}"), name)
+    for check in CHECKS
+    for name in check.judges
+}
 
 
 def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
@@ -54,9 +62,9 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
         for post in posts
         for local in post.alarms
     ]
-    for judge_of_step in JUDGES:
-        of_gradients = judge_of_step in (gradients, accumulation)
-        if not (of_gradients and was_dropped and memory.gradients.dropped < PATIENCE):
+    for name, judge_of_step in JUDGES.items():
+        is_of_all = name in ("gradients", "accumulation")  # also of those that were cleared
+        if not (is_of_all and was_dropped and memory.gradients.dropped < PATIENCE):
             alarms += judge_of_step(views, memory)
     return _merged(_without_local_steps(alarms, views, memory))
 

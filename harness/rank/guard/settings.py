@@ -7,22 +7,10 @@ import os
 import signal
 from dataclasses import asdict, dataclass, field
 
+from . import check_table
+
 VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
 """The variable with the file's path. DeepSpeed's launcher passes on variables that begin so."""
-
-CHECKS = (
-    "replicas",
-    "gradients",
-    "updates",
-    "precision",
-    "finite",
-    "accumulation",
-    "samples",
-    "schedule",
-    "scaler",
-    "checkpoints",
-)
-"""What an option chooses, and what an alarm is about."""
 
 ACTIONS, ACTIONS_WITH = ("warn", "stop"), ("signal", "command")
 """What an alarm does, without and with an argument."""
@@ -106,8 +94,8 @@ class Settings:
     def refuse_mistakes(self) -> None:
         """Raise ValueError for what no script can mean."""
         for name in self.checks:
-            if name not in CHECKS:
-                raise ValueError(f"no check {name!r}. Choices: {', '.join(CHECKS)}")
+            if name not in check_table.NAMES:
+                raise ValueError(f"no check {name!r}. Choices: {', '.join(check_table.NAMES)}")
         action, _, argument = self.on_alarm.partition(":")
         if self.on_alarm not in ACTIONS and not (action in ACTIONS_WITH and argument):
             choices = [*ACTIONS, *(f"{name}:..." for name in ACTIONS_WITH)]

@@ -8,8 +8,8 @@ from typing import Any
 
 from jinja2 import Environment
 
+from harness.rank.guard.check_table import NAMES
 from harness.rank.guard.sentences import few
-from harness.rank.guard.settings import CHECKS
 from harness.system import html_page
 from harness.system.text import plain
 from harness.training.guard.report import Report, lines
@@ -46,7 +46,7 @@ def page(report: Report) -> str:
     def at(step: int) -> float:
         return round(LEFT + (WIDTH - LEFT - 20) * (step - 1) / max(1, last - 1) + 5, 1)
 
-    names = [*CHECKS, *sorted({fault["check"] for fault in report.faults} - set(CHECKS))]
+    names = [*NAMES, *sorted({fault["check"] for fault in report.faults} - set(NAMES))]
     lanes = [
         Lane(name, ROW * (row + 1), tuple(_marks(report, name, at)))
         for row, name in enumerate(names)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....detectors.arithmetic import MOVED, count_moved
 from . import together
-from .updates import SampledUpdate, sampled_updates
+from .stacked_updates import Updates, stacked
 from .views import Alarm, Memory, Rate, View, named
 
 DIGITS = {"bfloat16": 8, "float16": 11}
@@ -37,7 +37,7 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         types = {dtypes[update.parameter] for update in view.post.updates}
         if types.isdisjoint(DIGITS):
             continue
-        updates = [one for one in sampled_updates(view) if one.described.stepped in DIGITS]
+        updates = [one for one in stacked([view]) if one.dtype in DIGITS]
         still = None if view.post.loop.fused_scale else _still(updates, view, memory)
         row = memory.weights.still.setdefault(view.rank, [])
         least = AT_RANDOM if view.post.loop.hooked else 0.0
@@ -64,12 +64,17 @@ class Still:
     """How many weights a rounding at random would have moved."""
 
 
-def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Still | None:
+def _still(updates: Sequence[Updates], view: View, memory: Memory) -> Still | None:
     if updates and all(update.expected is None for update in updates):
         kind = view.post.kind
         memory.not_seen["precision"] = f"whether {kind} moves weights in 16 bits is not checked"
     compared = _at_full_rate(view, updates, memory)
-    parts = {update.described.name: _masks(update) for update in compared}
+    parts = {
+        view.described[number].name: [mask[0, at] for mask in masks]
+        for update in compared
+        for masks in [_masks(update)]
+        for at, number in enumerate(update.numbers)
+    }
     moved_count, total = count_moved((moves, has) for moves, has, *_ in parts.values())
     short_moved = sum(int((moves & short).sum()) for moves, _, short, _ in parts.values())
     at_random = sum(float(share[short].sum()) for _, _, short, share in parts.values())
@@ -79,7 +84,7 @@ def _still(updates: Sequence[SampledUpdate], view: View, memory: Memory) -> Stil
     if not total or moved_count >= most or short_moved:
         return None
     names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
-    return Still(moved_count, total, compared[0].described.stepped, names, at_random)
+    return Still(moved_count, total, compared[0].dtype, names, at_random)
 
 
 def _alarm(view: View, still: Still, row: int) -> Alarm:
@@ -93,35 +98,33 @@ def _alarm(view: View, still: Still, row: int) -> Alarm:
     return Alarm("precision", "still", text, [view.rank], share, still.names)
 
 
-def _at_full_rate(
-    view: View, updates: Sequence[SampledUpdate], memory: Memory
-) -> list[SampledUpdate]:
+def _at_full_rate(view: View, updates: Sequence[Updates], memory: Memory) -> list[Updates]:
     """The updates whose formula is known, and whose rate does not warm up and is not at its end:
     there, a step that is too short is right."""
     before = memory.weights.rates.get(view.rank, {})
     rates: dict[str, Rate] = {}
-    for update in updates:
-        rate, rate_before = rates.get(update.group), before.get(update.group)
+    settings = [str({k: v for k, v in update.group.items() if k != "lr"}) for update in updates]
+    for update, group in zip(updates, settings):
+        rate, rate_before = rates.get(group), before.get(group)
         latest = max(update.rate, rate.last if rate else 0.0)
-        rates[update.group] = Rate(latest, max(latest, rate_before.highest if rate_before else 0.0))
+        rates[group] = Rate(latest, max(latest, rate_before.highest if rate_before else 0.0))
     memory.weights.rates[view.rank] = {**before, **rates}
     return [
         update
-        for update in updates
+        for update, group in zip(updates, settings)
         if update.expected is not None
-        and update.group in before
-        and update.rate <= before[update.group].last
-        and update.rate >= rates[update.group].highest / 2
+        and group in before
+        and rates[group].highest / 2 <= update.rate <= before[group].last
     ]
 
 
-def _masks(update: SampledUpdate) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _masks(update: Updates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Where the step moved a weight; where the formula moves it, by a gradient; where by less than
     a quarter of a unit in the last place; and by which share of such a unit."""
     assert update.expected is not None  # noqa: S101
     weight, step = update.weight, update.expected
     has = (update.gradient != 0) & (step != 0) & torch.isfinite(step) & (weight != 0)
     _, exponent = torch.frexp(weight)
-    unit = torch.ldexp(torch.ones_like(weight), exponent - DIGITS[update.described.stepped])
+    unit = torch.ldexp(torch.ones_like(weight), exponent - DIGITS[update.dtype])
     share = step.abs() / unit
     return update.moved != 0, has, has & (share < 0.25), share

@@ -7,16 +7,13 @@ or not usual, is left to the check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ....detectors.arithmetic import step_by_formula
-from ..posting.packing import BEGIN, END, MARK, OPTIMIZED, SIZE, ParameterTable
+from ..posting.packing import BEGIN, END, MARK, OPTIMIZED, ParameterTable
 from ..sampling.samples import Positions
 from .views import View
 
@@ -40,28 +37,30 @@ def looked(view: View) -> Tensor:
 # -- replicas --
 
 
-def equal_copies(views: Sequence[View]) -> int | None:
-    """How many weights have copies, if all are equal that were so at first; otherwise None.
+def unequal_copies(views: Sequence[View]) -> tuple[int, list[tuple[View, int]]]:
+    """How many weights have copies, and, with the numbers of their parameters, the ranks of those
+    that were equal at first and are not equal now.
 
     More ranks are compared than the check does: it knows which copies are the same on purpose.
     """
     numbers: dict[str, int] = {}
-    keys, bits = [], []
+    keys, bits, places = [], [], []
     for view in views:
         if view.first_bits is not None:
             at = looked(view)
             names, marks = _copies(table(view), numbers)
             keys.append(_mixed(names[at], marks[at], view.first_bits[at]))
             bits.append(view.post.tensors["bits"])
+            places += [(view, number) for number in view.numbers]
     if not keys:
-        return None
+        return 0, []
     key, order = torch.cat(keys).sort()
     bit = torch.cat(bits)[order]
     is_same = key[1:] == key[:-1]
-    if bool((is_same & (bit[1:] != bit[:-1])).any()):
-        return None
     begins = is_same & ~torch.cat([torch.zeros(1, dtype=torch.bool), is_same])[:-1]
-    return int(begins.sum())
+    unequal = key[1:][is_same & (bit[1:] != bit[:-1])]
+    rows = order[torch.isin(key, unequal)].sort().values.tolist() if len(unequal) else []
+    return int(begins.sum()), [places[row] for row in rows]
 
 
 def _copies(parameters: ParameterTable, numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
@@ -225,117 +224,3 @@ def _are_right(gradients: Tensor, mean: Tensor, row: Tensor, largest: Tensor, ne
     is_right = (error <= near * size) & ((ratio - 1).abs() <= near)  # not so of what is not finite
     has_values = torch.zeros(len(largest), dtype=torch.bool).index_fill_(0, row, True)
     return bool((is_right | ~has_values).all())
-
-
-# -- updates --
-
-
-def right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[set[int], int]:
-    """The ranks all of whose updates are right, and how many updates were compared."""
-    groups: dict[Any, list[View]] = {}
-    for view in views:
-        if view.post.form and not view.post.loop.fused_scale:
-            values = tuple(_scalars(view))
-            sizes = tuple(table(view).numbers[SIZE].tolist())
-            key = view.post.form, table(view).columns.digest, sizes, values
-            groups.setdefault(key, []).append(view)
-    right_numbers, compared = set(), 0
-    for group in groups.values():
-        is_right, count = _right_updates(group, epsilons)
-        for view, is_right_here in zip(group, is_right.tolist()):
-            if is_right_here:
-                right_numbers.add(view.rank)
-                compared += count
-    return right_numbers, compared
-
-
-def _scalars(view: View) -> Iterator[float]:
-    """The steps and rates that are on a device, and so among the values."""
-    at = 0
-    for update in view.post.updates:
-        at += update.count * (2 + len(update.state))
-        for value in (update.step, update.rate):
-            if value < 0:
-                yield float(view.post.tensors["updates"][at])
-                at += 1
-
-
-def _right_updates(views: Sequence[View], epsilons: dict[str, float]) -> tuple[Tensor, int]:
-    """Which of some ranks with the same form have right updates, and how many each has."""
-    post = views[0].post
-    is_right = torch.ones(len(views), dtype=torch.bool)
-    if not post.updates:
-        return is_right, 0
-    values = torch.stack([view.post.tensors["updates"] for view in views]).double()
-    weights = torch.stack([view.post.tensors["weights"] for view in views]).double()
-    for batch in _batches(views[0]):
-        epsilon, group = epsilons.get(batch.dtype), {**batch.group, "lr": batch.rate}
-        weight, gradient, *moments = batch.values(values)
-        state = dict(zip(batch.state, moments))
-        expected = step_by_formula(
-            post.kind, group, weight, gradient, {**state, "step": batch.step}
-        )
-        if epsilon is None or not batch.rate or expected is None or not batch.count:
-            return torch.zeros(len(views), dtype=torch.bool), 0
-        rounding = 4 * epsilon * weight.abs().amax(-1) + 1e-12
-        error = (batch.after(weights) - weight - expected).abs().amax(-1)
-        is_near = error <= torch.maximum(rounding, 2e-2 * expected.abs().amax(-1))
-        is_near &= torch.isfinite(gradient).all(-1)
-        if batch.step and state:  # steps that were counted without a gradient are a fault
-            is_near &= torch.stack([moment.any(-1) for moment in moments]).any(0)
-        is_right &= is_near.all(1)
-    return is_right, len(post.updates)
-
-
-@dataclass
-class _Batch:
-    """Updates with the same settings and as many values, to be compared together."""
-
-    count: int
-    """Values of each tensor of an update."""
-    state: Sequence[str]
-    step: float
-    rate: float
-    dtype: str
-    group: dict[str, Any]
-    begins: list[int] = field(default_factory=list)
-    """By update, where its values begin in ``updates``, ..."""
-    weight_begins: list[int] = field(default_factory=list)
-    """... and in ``weights``."""
-
-    def values(self, values: Tensor) -> Sequence[Tensor]:
-        """The weights before the step, the gradients, and the moments: by rank, update, value."""
-        tensors = 2 + len(self.state)
-        parts = [values[:, begin : begin + tensors * self.count] for begin in self.begins]
-        shape = len(values), len(parts), tensors, self.count
-        return torch.stack(parts, 1).reshape(shape).unbind(2)
-
-    def after(self, weights: Tensor) -> Tensor:
-        """The weights after the step, likewise."""
-        return torch.stack([weights[:, at : at + self.count] for at in self.weight_begins], 1)
-
-
-def _batches(view: View) -> list[_Batch]:
-    """The updates of a post, by what they have in common."""
-    batches: dict[Any, _Batch] = {}
-    values, columns = view.post.tensors["updates"], table(view).columns
-    sizes = table(view).numbers[SIZE].tolist()
-    counts = [Positions.of(sizes[number]).count for number in view.numbers]
-    weight_begins = [0, *accumulate(counts)]
-    end = 0
-    for update in view.post.updates:
-        begin, end = end, end + update.count * (2 + len(update.state))
-        step, rate = update.step, update.rate
-        if step < 0:  # it is on a device, and so among the values
-            step, end = float(values[end]), end + 1
-        if rate < 0:
-            rate, end = float(values[end]), end + 1
-        dtype = columns.dtypes[update.parameter]
-        key = update.count, tuple(update.state), step, rate, dtype, str(update.group)
-        batch = batches.get(key)
-        if batch is None:
-            batch = _Batch(update.count, update.state, step, rate, dtype, update.group)
-            batches[key] = batch
-        batch.begins.append(begin)
-        batch.weight_begins.append(weight_begins[view.places[update.parameter]])
-    return list(batches.values())

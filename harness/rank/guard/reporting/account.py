@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...events import Written, instrument
+from ..check_table import NAMES
 from ..checks.views import Alarm, Memory
 from ..data.rows import Rows
 from ..fence import Fence
@@ -15,7 +16,7 @@ from ..posting.posts import LAST, LocalAlarm, Post
 from ..process import restarts, world
 from ..sampling.collectives import Collectives
 from ..sentences import few, known_bug, watched_run
-from ..settings import CHECKS, Settings
+from ..settings import Settings
 from ..states.schedules import Schedules
 from ..training import UNNUMBERED, Training
 from ..trainings import MOST_OPTIMIZERS, Trainings
@@ -177,7 +178,7 @@ class Account:
             last, _ = self._progress()
             sentences.insert(0, f"steps after step {last} are not checked: guard had a fault")
         if self.report.checks:
-            checks = self.settings.checks or CHECKS
+            checks = self.settings.checks or NAMES
             has_rows, why = bool(self.rows.loaders), uncounted(memories)
             reasons = blind(merged(memories), self._facts, has_rows, why)
             sentences += [text for check, text in reasons.items() if check in checks]

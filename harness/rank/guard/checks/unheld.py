@@ -1,0 +1,42 @@
+"""What gets gradients is in an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .views import Alarm, Memory, View, named
+
+
+def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """What gets gradients is in an optimizer: not so if that holds tensors of no module."""
+    for view in views:
+        bits = view.post.tensors.get("bits")
+        post = view.post
+        if view.first_bits is None or bits is None or post.check < 3:
+            continue
+        if not post.gradients.unheld:
+            continue
+        still = [
+            described.name
+            for number, described in ((n, view.described[n]) for n in view.numbers)
+            if not described.optimized
+            and described.trained
+            and int(view.first_bits[number]) == view.bits(number)
+            # An earlier model may have kept its gradients.
+            and (post.gradients.foreign or str(number) in post.gradients.computed)
+        ]
+        if still and not post.gradients.foreign:  # a loop may freeze them so
+            verb = "gets" if len(still) == 1 else "get"
+            memory.not_seen["unheld"] = (
+                f"whether it is meant that {named(still)} {verb} gradients and no optimizer has "
+                f"{'it' if len(still) == 1 else 'them'}"
+            )
+        elif still:
+            verbs = "get gradients but never move"
+            if len(still) == 1:
+                verbs = "gets gradients but never moves"
+            text = (
+                f"{named(still)} {verbs}: the optimizer holds "
+                f"{post.gradients.foreign} tensors that belong to no module and have no gradient"
+            )
+            yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)
