@@ -62,7 +62,7 @@ class Detector:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if held.isdisjoint(self._reduced):
                 return True
-        has_copies = not training.is_in_modules and not training.foreign
+        has_copies = not training.model.is_in_modules and not training.model.foreign
         return bool(trained) or (id(optimizer) not in others and has_copies)
 
     def judge(self, run: Path) -> list[SimpleNamespace]:

@@ -108,7 +108,8 @@ def _become_rank(request: dict[str, Any], folder: Path, rank: int, port: int) ->
 def _wait_for_rank_0(*_: Any) -> None:
     """Wait until rank 0 has chosen the next checked step, however fast tiny steps are."""
     end = time.monotonic() + PATIENCE
-    while any(t.next_step is None for t in guard._guards[0].trainings) and time.monotonic() < end:
+    turns = [training.turn for training in guard._guards[0].trainings]
+    while any(turn.next_step is None for turn in turns) and time.monotonic() < end:
         time.sleep(0.002)
 
 

@@ -160,7 +160,7 @@ def terminated_in_check() -> BeforeStep:
     post = training.Training.post
 
     def post_and_end(self: training.Training, rank: int) -> Any:
-        if self.check == 3:
+        if self.turn.check == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return post(self, rank)
 

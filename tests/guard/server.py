@@ -116,7 +116,7 @@ def _wait_for_rank_0(step: int) -> None:
     end = time.monotonic() + PATIENCE
     trainings = guard._guards[0].trainings if guard._guards else []
     while (
-        any(one.next_step is None and not one.is_left_out for one in trainings)
+        any(one.turn.next_step is None and not one.turn.is_left_out for one in trainings)
         and time.monotonic() < end
     ):
         time.sleep(0.002)

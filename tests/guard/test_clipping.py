@@ -153,8 +153,8 @@ def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
 
 def test_norms_are_those_before_the_clipping() -> None:
     def clip(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.begin_clip(set(map(id, parameters)), 2.0)
-        training.end_clip(nn.utils.clip_grad_norm_(parameters, 0.5), 0.5)
+        training.checked.begin_clip(set(map(id, parameters)), 2.0)
+        training.checked.clips.end(nn.utils.clip_grad_norm_(parameters, 0.5), 0.5)
 
     post = clipped(clip)
     lengths, (norm, limit) = post.tensors["norms"], post.tensors["clipped"].tolist()
@@ -167,17 +167,17 @@ def test_norms_are_those_before_the_clipping() -> None:
 @pytest.mark.slow
 def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:
     def part(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.begin_clip({id(parameters[0])}, 2.0)
-        training.end_clip(1.0, 0.5)
+        training.checked.begin_clip({id(parameters[0])}, 2.0)
+        training.checked.clips.end(1.0, 0.5)
 
     def largest(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.begin_clip(set(map(id, parameters)), math.inf)
-        training.end_clip(1.0, 0.5)
+        training.checked.begin_clip(set(map(id, parameters)), math.inf)
+        training.checked.clips.end(1.0, 0.5)
 
     def twice(training: Training, parameters: list[nn.Parameter]) -> None:
         for _ in range(2):
-            training.begin_clip(set(map(id, parameters)), 2.0)
-            training.end_clip(1.0, 0.5)
+            training.checked.begin_clip(set(map(id, parameters)), 2.0)
+            training.checked.clips.end(1.0, 0.5)
 
     for clip in (part, largest, twice):
         assert "norms" not in clipped(clip).tensors
@@ -202,7 +202,7 @@ def test_clipping_after_the_step_is_told_once(order: str, limit: float, alarms: 
 def test_clipping_is_late_if_no_backward_ran_since_the_step() -> None:
     weight = nn.Parameter(torch.ones(2))
     training = Training(torch.optim.SGD([weight], 0.1), 0)
-    training._ids = frozenset({id(weight)})
+    training.model._ids = frozenset({id(weight)})
     for step in range(1, 5):
         training.note_clip({id(weight)}, 1.0, backwards=step)  # in time
         training.after_step(backwards=step)

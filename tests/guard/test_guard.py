@@ -33,8 +33,8 @@ def test_training_of_a_package_that_reduces_is_not_alone() -> None:
     """Its forward may call collectives, which are no averages of weights."""
     training, *_ = armed()
     assert training.may_be_alone
-    assert training._modules is not None
-    training._modules.has_engine = True
+    assert training.model.modules is not None
+    training.model.modules.has_engine = True
     assert not training.may_be_alone
     training.disarm()
 
@@ -87,7 +87,7 @@ def test_an_optimizer_that_lives_until_python_ends_is_let_go_without_a_message(
 ) -> None:
     optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), 0.1)
     watched = training.Training(optimizer, 0)
-    monkeypatch.setattr(training, "GradientSamples", None)  # as Python clears modules at its end
+    monkeypatch.setattr(training, "CheckedStep", None)  # as Python clears modules at its end
     del optimizer
     gc.collect()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.posting.stores import AT_ONCE, PART, Store
 from harness.rank.guard.reporting import mailbox
 from harness.rank.guard.reporting.mailbox import Mailbox
+from harness.rank.guard.trained_model import TrainedModel
+from harness.rank.guard.turns import Turn
 from tests.guard.made_posts import made_posts
 
 
@@ -23,15 +25,14 @@ class Stepping:
     """A training that has made some steps."""
 
     steps: int = 1
-    check: int = 1
-    next_step: int | None = None
-    is_described: bool = False
+    turn: Turn = field(default_factory=Turn)
+    model: TrainedModel = field(default_factory=TrainedModel)
 
-    def describe_again(self) -> None:
-        self.is_described = False
+    def __post_init__(self) -> None:
+        self.turn.next_step, self.turn.check = None, 1
 
     def cost(self, thread: float) -> Cost:
-        return Cost(self.check, 0.01, thread, 0.01, 1.0, 100.0)
+        return Cost(self.turn.check, 0.01, thread, 0.01, 1.0, 100.0)
 
 
 class Pair:
@@ -57,11 +58,11 @@ class Pair:
         post = replace(self.made[rank], tensors=dict(self.made[rank].tensors))
         post.check = post.step = check
         training = self.trainings[rank]
-        training.check = check
-        if training.is_described:
+        training.turn.check = check
+        if training.model.is_described:
             post.described = []
             del post.tensors["first_bits"]
-        training.is_described = True
+        training.model.is_described = True
         self.boxes[rank].send(self.trainings[rank], post)
 
     def turn(self, rank: int) -> None:
@@ -82,7 +83,7 @@ def test_checks_that_every_asks_for_and_that_come_too_soon_are_counted(
         pair.trainings[rank].steps = FIRST_CHECKS
         pair.send(rank, FIRST_CHECKS)
         pair.turn(rank)
-    assert pair.trainings[0].next_step == next_step
+    assert pair.trainings[0].turn.next_step == next_step
     assert pair.boxes[0].left_out == 0  # the training may end with this step
     pair.trainings[0].steps = next_step
     assert pair.boxes[0].left_out == left_out
@@ -99,7 +100,7 @@ def test_optimizers_of_a_process_share_the_budget(
         post.check, post.optimizers = FIRST_CHECKS, optimizers
         pair.boxes[rank].send(pair.trainings[rank], post)
         pair.turn(rank)
-    assert pair.trainings[0].next_step == 1 + 1 + steps
+    assert pair.trainings[0].turn.next_step == 1 + 1 + steps
 
 
 def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
@@ -108,14 +109,14 @@ def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
         pair.turn(rank)
     pair.trainings[1].steps = 50
     pair.turn(1)
-    assert pair.trainings[1].next_step is None
+    assert pair.trainings[1].turn.next_step is None
     pair.send(0, FIRST_CHECKS + 1)
     pair.trainings[0].steps = 60
     pair.turn(0)
     assert pair.judged == [[0, 1]]
     assert pair.boxes[0].notes == ["check 6 was not judged: no post of rank 1"]
     pair.turn(1)
-    assert pair.trainings[1].next_step == pair.trainings[0].next_step == 64
+    assert pair.trainings[1].turn.next_step == pair.trainings[0].turn.next_step == 64
 
 
 def test_check_without_a_post_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +152,7 @@ def test_post_that_is_damaged_is_no_post_and_the_next_one_describes_again(pair: 
     ]
     assert pair.judged == [[0, 1]] * (FIRST_CHECKS - 1)
     pair.turn(1)
-    assert not pair.trainings[1].is_described
+    assert not pair.trainings[1].model.is_described
     for rank in (1, 0):
         pair.send(rank, FIRST_CHECKS + 1)
         pair.turn(rank)

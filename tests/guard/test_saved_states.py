@@ -209,7 +209,7 @@ def _file_state(event: str, file: Path, weight: Tensor, rate: float, step: int =
     content = {"model": {"weight": weight}, "groups": [{"lr": rate, "name": "all"}]}
     states.note_file(event, step, str(file), content)
     post = Post(0, 0, LAST)
-    post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
+    states.describe(post)
     return [unpacked(packed(post))]
 
 
@@ -276,7 +276,7 @@ def test_files_have_the_weights_that_are_trained_or_also_others(
         states.note_weights(1, optimizer, entries, [content, optimizer.state_dict()])
     states.save(1, optimizer, entries, "", [])
     post, judged = Post(0, 0, LAST), Memory()
-    post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
+    states.describe(post)
     assert judge([unpacked(packed(post))], judged) == []
     assert [one.is_in_files for one in judged.saved] == [is_in_files]
 
@@ -328,7 +328,7 @@ def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others()
     content = {"model": model.state_dict(), "optimizer": {"state": moments, "param_groups": []}}
     states.note_gathered(1, optimizer, entries, "", content)
     post, judged = Post(0, 0, LAST), Memory()
-    post.states, post.tensors["states"] = states.take()  # type: ignore[assignment]
+    states.describe(post)
     assert judge([post], judged) == []
     values = {(n, WEIGHT): p.detach() for n, p in model.named_parameters()}
     values |= {(n, k): moments[n][k] for n in moments for k in ("exp_avg", "exp_avg_sq")}

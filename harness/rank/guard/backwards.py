@@ -88,11 +88,11 @@ class BackwardEvents:
         modules = cache(partial(_modules, goes_on))
         inner = {id(inner_optimizer(one)) for one in optimizers if one}
         for training in due:
-            training.is_inner = id(training.optimizer()) in inner
-            if training.is_inner:
+            training.role.is_inner = id(training.optimizer()) in inner
+            if training.role.is_inner:
                 continue
             others = [one for one in optimizers if one and one is not training.optimizer()]
-            training.is_shared = any(map(training.shares, others))
+            training.role.is_shared = any(map(training.shares, others))
             training.arm(parameter_ids, modules, self._fence.guarded)
 
     def _end(self) -> None:

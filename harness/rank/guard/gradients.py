@@ -30,15 +30,15 @@ class GradientEvents:
     def _clip(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}
         for training in self._trainings:
-            if training.armed and training.holds(ids):
+            if training.armed and training.model.holds(ids):
                 training.take_used()
-                training.begin_clip(ids, event.norm_type)
+                training.checked.begin_clip(ids, event.norm_type)
 
     def _clipped(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}
         for training in self._trainings:
-            if training.armed and training.holds(ids):
-                training.end_clip(event.value, event.max_norm)
+            if training.armed and training.model.holds(ids):
+                training.checked.clips.end(event.value, event.max_norm)
 
     def _note_clip(self, event: Clip) -> None:
         ids = {id(parameter) for parameter in event.parameters}
@@ -49,7 +49,7 @@ class GradientEvents:
         training = self._trainings.of(event.values[0])
         if training is not None:
             training.take_used()
-            training.unscale(event.owner)
+            training.checked.unscale(event.owner)
 
     def _unscale_group(self, event: WrapperUnscale) -> None:
         training = self._trainings.of(event.owner.optimizer)
@@ -61,9 +61,9 @@ class GradientEvents:
             ids = {id(parameter) for parameter in event.owner.parameters()}
         else:
             ids = {id(p) for group in event.owner.param_groups for p in group["params"]}
-        trainings = [one for one in self._trainings if one.holds(ids)]
+        trainings = [one for one in self._trainings if one.model.holds(ids)]
         is_only_one, backwards = len(self._trainings) == 1, self._trainings.backwards
         had_gradients = [one.cleared(is_only_one, backwards) for one in trainings]
-        is_open = any(one.armed and not one.is_sampled for one in trainings)
+        is_open = any(one.armed and not one.checked.is_sampled for one in trainings)
         if any(had_gradients) or is_open:
             self._losses.cleared()

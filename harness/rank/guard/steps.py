@@ -58,7 +58,7 @@ class StepEvents:
         training = self._trainings.of(event.owner)
         if training is None:
             return
-        if event.in_closure and training.is_sampled:
+        if event.in_closure and training.checked.is_sampled:
             self._losses.spoil()  # the closure was called before: which of its losses count?
         for candidate in self._trainings if not training.steps and not training.resume else ():
             alarm = candidate.resume.left_by(event.owner) if candidate.resume else None
@@ -69,7 +69,7 @@ class StepEvents:
 
     def _after(self, event: Step) -> None:
         training = self._trainings.of(event.owner)
-        if training is None or training.is_inner or not self._fence.is_alone():
+        if training is None or training.role.is_inner or not self._fence.is_alone():
             return
         if not training.steps and makes_state():
             return
@@ -112,7 +112,7 @@ class StepEvents:
         training = self._trainings.of(event.values[0])
         before = training.steps if training is not None else 0
         if training is not None:  # a fused optimizer divides in its step
-            self._fence.call(training.unscale, event.owner)
+            self._fence.call(training.checked.unscale, event.owner)
         value = call()
         if training is not None and training.steps == before:
             self._fence.call(self._skip, training, self._trainings.scaler)
@@ -199,6 +199,6 @@ class StepEvents:
                 micro_batches,
                 self._trainings.scaler,
                 self._account.settings.known,
-                is_resumed=training.is_resumed,
+                is_resumed=training.states.is_resumed,
             )
             training.costs.setup += time.perf_counter() - started

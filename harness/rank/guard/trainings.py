@@ -59,7 +59,7 @@ class Trainings(list[Training]):
 
     def _note_join(self, event: Joined) -> None:
         for training in self:
-            training.joined = training.steps
+            training.counts.joined = training.steps
 
     def look_for_strangers(self, fence: Fence, rows: Rows, schedules: Schedules) -> None:
         """Find what a script made before it called ``guard()``."""

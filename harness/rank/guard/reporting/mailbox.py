@@ -181,7 +181,7 @@ class Mailbox:
             event.synchronize()
         post.tensors = copies
         if has_lost_loss(post):
-            training.searches = True
+            training.forward.searches = True
         post.cost = training.cost(self.seconds)
         key = post.optimizer, post.check
         if self.rank == 0:
@@ -287,7 +287,7 @@ class Mailbox:
             again = AGAIN if key[0] in self._lost else ""
             self._store.set(_name(*key, "next"), f"{step}{again}")
             self._lost.discard(key[0])
-        training.next_step = step
+        training.turn.next_step = step
 
     @property
     def left_out(self) -> int:
@@ -312,17 +312,17 @@ class Mailbox:
             text = self._store.get(name).decode()
             step = int(text.replace(AGAIN, ""))
             if text.endswith(AGAIN):
-                training.describe_again()
+                training.model.is_described = False
             del self._unanswered[key]
             self._remove(*key)
             if training.steps + 1 < step:
-                training.next_step = step
+                training.turn.next_step = step
                 continue
             # It came too late: the next check has no post of this rank.
-            training.check += 1
-            missed = Post(self.rank, key[0], training.check, training.steps, missed=True)
+            training.turn.check += 1
+            missed = Post(self.rank, key[0], training.turn.check, training.steps, missed=True)
             self._send(missed)
-            self._unanswered[key[0], training.check] = training
+            self._unanswered[key[0], training.turn.check] = training
 
     def _remove(self, optimizer: int, check: int) -> None:
         """Delete the posts that rank 0 has read, or will not read any more."""

@@ -59,9 +59,9 @@ def not_seen(
     sentences += [
         f"optimizer {one.number} is not checked: it steps too seldom"
         for one in trainings
-        if one.is_left_out
+        if one.turn.is_left_out
     ]
-    if names := sorted({name for one in trainings for name in one.copies}):
+    if names := sorted({name for one in trainings for name in one.model.copies}):
         sentences.append(
             f"copies of the model that no optimizer has, such as averages ({', '.join(names)}): "
             "whether the loop updates them, and what a save and a load make of them"

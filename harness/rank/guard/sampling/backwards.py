@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from ...training.parameters import Modules
+from ..posting.posts import Post
 
 
 class Backwards:
@@ -63,6 +64,8 @@ class BackwardCounts:
         """The batches that were read for the last step."""
         self.is_whole = False
         """Whether the last step had as many backwards as the first, and several."""
+        self.joined = 0
+        """The steps before the last end of a ``join()``."""
         self._total = backwards
 
     def are_of_a_step(self, backwards: int) -> bool:
@@ -86,3 +89,8 @@ class BackwardCounts:
         if not self.first and not has_skipped:
             self.first = self.last
         self.is_whole = self.last == self.first > 1
+
+    def describe(self, post: Post) -> None:
+        """Say in a post what is known of the backwards of the last step."""
+        post.losses.is_whole, post.losses.equal_steps = self.is_whole, self.equal_steps
+        post.loop.joined = self.joined

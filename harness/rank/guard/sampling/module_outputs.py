@@ -16,6 +16,7 @@ from torch import Tensor
 from ...training.layouts import local
 from ...training.names import plain
 from ...training.parameters import Modules
+from ..posting.posts import Post
 from ..process import captures
 from .samples import bit_sum, largest
 
@@ -25,6 +26,41 @@ MODEL = "the model"
 """The name of a module that has none, and of what a wrapper contains."""
 DEPTH = 4
 """How deep the arguments and outputs of a module are looked into."""
+
+
+class ForwardHooks:
+    """What modules get and give in the step that runs now, if somebody asks."""
+
+    def __init__(self) -> None:
+        self.searches = False
+        """Whether a loss was not finite: the next checked step looks for the module where it
+        begins. The other thread says so."""
+        self._outputs: ModuleOutputs | None = None
+        self._inputs: RootInputs | None = None
+
+    def begin_step(self, modules: Modules | None, reads_inputs: bool) -> None:
+        """Look at the outputs of modules once, if ``searches``, and at the inputs of models, if
+        nothing else says which rows they have. ``modules``: None if the step is not checked."""
+        if self._inputs is not None:
+            self._inputs.end()
+        self._inputs = RootInputs(modules) if modules is not None and reads_inputs else None
+        self.end_outputs()  # the step was skipped
+        if self.searches and self._outputs is None and modules is not None:
+            self._outputs = ModuleOutputs(modules)
+
+    def end_outputs(self) -> None:
+        """Look at outputs no more."""
+        if self._outputs is not None:
+            self._outputs.end()
+
+    def describe(self, post: Post) -> None:
+        """Say in a post what was seen."""
+        if self._inputs is not None and (sums := self._inputs.end()) is not None:
+            post.tensors["targets_sum"] = sums
+        if self._outputs is not None and self._outputs.is_open:
+            self._outputs.end()
+            post.outputs.calls, post.outputs.opaque = self._outputs.calls, self._outputs.opaque
+            post.tensors["calls"] = self._outputs.sizes()
 
 
 class ModuleOutputs:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ...training.layouts import local
 from ...training.parameters import Watched
-from ..posting.posts import Pass
+from ..posting.posts import Pass, Post
 from ..sampling.samples import INTEGERS
-from .resumes import rates, steps_of
+from .resumes import Resume, rates, steps_of
 
 SAVED, RESUMED = "saved", "resumed"
 """What is trained when a checkpoint is saved, and when the training goes on after a load."""
@@ -106,6 +106,9 @@ class States:
     """The states of a training that rank 0 does not know yet."""
 
     def __init__(self) -> None:
+        self.next_resume: Resume | None = None
+        """The load after which the next step is one of the first; None without one."""
+        self.is_resumed = False
         self.loaded: TrainingState | None = None
         """The load after which no backward has begun."""
         self._states: list[tuple[TrainingState, list[Tensor]]] = []
@@ -240,14 +243,14 @@ class States:
             state.parts.append(list(vars(part).values()))
         self._states.append((state, sums))
 
-    def take(self) -> tuple[list[dict[str, Any]], Tensor | None]:
-        """The states with the sums of all their parts, for a post."""
+    def describe(self, post: Post) -> None:
+        """Add the states to a post, with the sums of all their parts."""
         pairs, self._states = self._states, []
-        if not pairs:
-            return [], None
-        sums = [one for _, of_state in pairs for one in of_state]
-        stacked = [one.to(sums[0].device) for one in sums] or [torch.zeros((), dtype=torch.int64)]
-        return [asdict(state) for state, _ in pairs], torch.stack(stacked)
+        if pairs:
+            sums = [one for _, of_state in pairs for one in of_state]
+            sums = [one.to(sums[0].device) for one in sums] or [torch.zeros((), dtype=torch.int64)]
+            post.states = [asdict(state) for state, _ in pairs]
+            post.tensors["states"] = torch.stack(sums)
 
     def take_saves(self, others: States) -> None:
         """Add the saves of another training, which perhaps takes no more steps, in front."""

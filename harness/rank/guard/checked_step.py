@@ -1,0 +1,139 @@
+"""What is looked at in a checked step: samples of gradients, weights and updates.
+
+The first backward of the step arms: hooks on the parameters sample the gradients that this rank
+computes. Before the first of clipping, unscaling and the optimizer's step, those that the optimizer
+will use are sampled at the same positions. All samples stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from .posting.budget import FIRST_CHECKS
+from .posting.posts import Post
+from .sampling.backwards import Backwards
+from .sampling.clips import Clips
+from .sampling.gradient_samples import GradientSamples
+from .sampling.samples import Positions, chosen, joined, largest
+from .sampling.update_samples import UpdateSamples
+from .trained_model import TrainedModel
+
+Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]
+
+
+class CheckedStep:
+    """A step that is checked; the one before the first check has no parameter."""
+
+    def __init__(self, model: TrainedModel, check: int) -> None:
+        self._model, self._check = model, check
+        self.numbers = chosen([one.described.name for one in model.watched], check)
+        """The parameters that this check looks at."""
+        self.samples = GradientSamples(model.watched, self.numbers, check)
+        self.backwards, self.clips, self.updates = Backwards(), Clips(), UpdateSamples()
+        self.is_armed = False
+        self._handles: list[Any] = []
+
+    def arm(self, steps: int, guarded: Guarded) -> None:
+        """Begin to look, after so many steps. ``guarded`` makes a hook that never raises."""
+        self.is_armed = True
+        model, sums = self._model, self._model.sums
+        assert sums is not None  # noqa: S101
+        sums.begin_check(self.numbers, steps, self._check <= FIRST_CHECKS and model.was_alone)
+        self.samples.note_left(model.leftovers)
+        for number in self.numbers:
+            hooked = model.watched[number].hooked
+            if hooked is not None and self.samples.positions[number].count:
+                hook = guarded(partial(self.samples.add_computed, number))
+                self._handles.append(hooked.register_hook(hook))
+
+    def disarm(self) -> None:
+        """Remove all hooks."""
+        self.is_armed = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the gradients that the optimizer uses in this step were sampled."""
+        return self.is_armed and self.samples.used is not None
+
+    def begin_backward(self, place: Hashable) -> None:
+        """Note that a backward begins at a place of the loop's code."""
+        self.backwards.begin(place, self._model.modules)
+
+    def drop(self) -> None:
+        """Note that the gradients so far were cleared: they are of this step."""
+        self.backwards.drop(self.samples.computed)
+        self.samples.forget_computed()
+
+    def restart(self) -> None:
+        """Forget what was noted: the gradients so far are of a step that was skipped."""
+        self.clips, self.updates = Clips(), UpdateSamples()
+        self.samples.forget()
+        self.backwards.restart()
+
+    def begin_clip(self, ids: set[int], norm_type: float) -> None:
+        """Note that gradients are clipped: those of the parameters with these ids."""
+        self.clips.begin(ids, norm_type, self._model.watched, self.numbers)
+
+    def unscale(self, scaler: Any) -> None:
+        """Note that a loss scaler divides the gradients."""
+        self.clips.unscale(scaler, self.is_armed)
+
+    def take_updates(self, optimizer: Any) -> None:
+        """Sample what the formula of the optimizer needs, before its step."""
+        self.updates.take(optimizer, self._model.watched, self.numbers, self._check)
+
+    def note_without(self) -> None:
+        """Note that a wrapper's step has ended, and which gradients it did not use."""
+        self.samples.note_without()
+        assert self._model.sums is not None  # noqa: S101
+        self._model.sums.end_wrapper_step()
+
+    @property
+    def is_unreduced(self) -> bool:
+        """Whether nothing reduces the gradients of this step, as far as wrappers say."""
+        has_no_reduction = self._model.has_no_wrapper or not self.backwards.reduces
+        return self.is_armed and not self._model.has_engine and has_no_reduction
+
+    def drops(self, batches: int, backwards: int) -> bool:
+        """Whether gradients that were cleared in this step may be missing in it: each backward of
+        it has a batch of its own. Others were for another end, as with SAM."""
+        is_assembled = self.samples.is_edited and not self._model.has_no_wrapper  # by the loop
+        is_assembled = is_assembled and not self._model.has_engine
+        return bool(self.backwards.dropped) and batches >= backwards and not is_assembled
+
+    def describe(self, post: Post, batches: int, backwards: int) -> None:
+        """Say in a post what was sampled in a step of so many batches and backwards."""
+        samples, notes = self.samples, self.backwards
+        is_drop = self.drops(batches, backwards)
+        if is_drop and notes.dropped_sum is not None and samples.computed is not None:
+            samples.computed = samples.computed + notes.dropped_sum
+        watched, numbers = self._model.watched, self.numbers
+        post.tensors.update(self._tensors())
+        post.numbers = numbers if len(numbers) < len(watched) else []
+        samples.describe(post)
+        post.updates, post.gradients.dropped = self.updates.updates, notes.dropped * is_drop
+        post.losses.separate = notes.are_separate(batches)
+        post.loop.unreduced = not notes.reduces
+        post.loop.fused_scale = self.updates.has_fused_scale
+        self._model.leftovers.note(watched)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        assert self._model.sums is not None  # noqa: S101
+        weights = [self._model.watched[number].weight for number in self.numbers]
+        values = [Positions.of(weight.numel()).values(weight) for weight in weights]
+        tensors = {
+            **self._model.sums.tensors(),
+            **self.samples.tensors(),
+            **self.updates.tensors(),
+            **self.clips.tensors(),
+            "weights": joined([sample for sample in values if len(sample)]),
+            "weight_sizes": largest(weights),
+        }
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
