@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.rank.guard.posting.posts import GradientFacts, LossFacts, Post, Update
+from harness.rank.guard.posting.posts import GradientFacts, LossFacts, ParameterFacts, Post, Update
 from harness.rank.guard.sampling.samples import bit_sum
 from harness.rank.training.layouts import Described
 
@@ -49,13 +49,17 @@ def _post(rank: int, ranks: int, mean: Tensor, before: Tensor) -> Post:
         optimizer=0,
         check=1,
         step=1,
-        kind="SGD",
         losses=LossFacts(has_batches=True),
-        described=[described(*one, range(ranks)) for one in zip(NAMES, SIZES, strict=True)],
+        parameters=ParameterFacts(
+            "SGD",
+            [described(*one, range(ranks)) for one in zip(NAMES, SIZES, strict=True)],
+            updates=[
+                Update(number, size, [], 0.0, RATE, group) for number, size in enumerate(SIZES)
+            ],
+        ),
         gradients=GradientFacts(
             computed={"0": "float32", "1": "float32"}, used=[(0, 0, SIZES[0]), (1, 0, SIZES[1])]
         ),
-        updates=[Update(number, size, [], 0.0, RATE, group) for number, size in enumerate(SIZES)],
         tensors={
             "computed": gradients(rank),
             "used": mean.clone(),

@@ -45,7 +45,7 @@ def by_step(step: int, rank: int) -> int:
 
 
 def without_wrapper(post: Post, reduced: int = 20) -> None:
-    for parameter in post.described:
+    for parameter in post.parameters.described:
         parameter.ranks, parameter.copy = [], parameter.name
     post.loop.reduced = reduced
 
@@ -81,7 +81,7 @@ def gathers(post: Post) -> None:
 
 
 def has_same_rows(post: Post) -> None:
-    for parameter in post.described:
+    for parameter in post.parameters.described:
         parameter.same_rows = True
 
 

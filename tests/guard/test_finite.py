@@ -33,7 +33,7 @@ def step(memory: Memory, number: int, *changes: Change) -> list[Alarm]:
         post.tensors["weight_sizes"] = torch.ones(2)
         post.tensors["sizes_before"] = torch.ones(2)
         if memory.described:
-            post.described = []
+            post.parameters.described = []
     for change in changes:
         change(posts[1])
     sent = [unpacked(packed(post)) for post in posts]

@@ -15,8 +15,8 @@ from tests.guard.made_posts import made_posts
 
 def with_settings(**settings: Any) -> Any:
     def change(post: Post) -> None:
-        post.kind = "Prodigy"
-        for update in post.updates:
+        post.parameters.kind = "Prodigy"
+        for update in post.parameters.updates:
             update.group = {**update.group, **settings}
 
     return change
@@ -39,7 +39,9 @@ def test_other_settings_on_a_rank_are_told_once(
 
 def test_another_rate_is_told() -> None:
     posts = made_posts()
-    posts[1].updates = [replace(update, rate=0.2) for update in posts[1].updates]
+    posts[1].parameters.updates = [
+        replace(update, rate=0.2) for update in posts[1].parameters.updates
+    ]
     assert ("updates", "settings") in [(a.check, a.kind) for a in judge(posts, Memory())]
 
 
@@ -56,6 +58,6 @@ def test_equal_settings_and_those_of_one_rank_are_silent(
 def test_ranks_that_no_wrapper_joins_may_have_their_own() -> None:
     posts = made_posts({0: with_settings(d=1e-6), 1: with_settings(d=2e-6)})
     for post in posts:
-        for described in post.described:
+        for described in post.parameters.described:
             described.ranks = []
     assert [a for a in judge(posts, Memory()) if a.kind == "settings"] == []

@@ -20,7 +20,7 @@ def test_stage_that_another_rank_trains_is_no_replica() -> None:
 
     def change(post: Post) -> None:
         moves_weight(0.5 * post.rank)(post)
-        for number, parameter in enumerate(post.described):
+        for number, parameter in enumerate(post.parameters.described):
             parameter.optimized, parameter.ranks = number == post.rank, []
 
     assert [one for one in judged(on_all(change)) if one.check == "replicas"] == []
@@ -36,8 +36,8 @@ def test_weights_of_no_optimizer_are_compared_where_they_move(
         before = torch.linspace(-1, 1, sum(SIZES))
         post.tensors["weights"] = before + by[post.rank]
         post.tensors["bits"] = sums(post.tensors["weights"])
-        post.updates, post.gradients.used, post.gradients.computed = [], [], {}
-        for parameter in post.described:
+        post.parameters.updates, post.gradients.used, post.gradients.computed = [], [], {}
+        for parameter in post.parameters.described:
             parameter.optimized = False
 
     assert [one.kind for one in judged(on_all(change)) if one.check == "replicas"] == kinds
@@ -69,7 +69,7 @@ def test_weights_that_differ_at_first_are_no_replicas() -> None:
         post.tensors["bits"] += post.rank
         post.tensors["first_bits"] += post.rank
         post.tensors["computed"] = post.tensors["used"].clone()
-        for parameter in post.described:
+        for parameter in post.parameters.described:
             parameter.ranks = []  # no wrapper says that they are averaged
 
     assert judged(on_all(change)) == []
@@ -112,7 +112,7 @@ def test_same_rows_are_right_if_no_wrapper_averages_over_all_ranks() -> None:
 
     def change(post: Post) -> None:
         reads(1, 2, 3, 4)(post)
-        for parameter in post.described:
+        for parameter in post.parameters.described:
             parameter.ranks = []
 
     assert judged(on_all(change)) == []
@@ -122,7 +122,7 @@ def looks_at(*numbers: int) -> Change:
     """The check looks at these parameters alone."""
 
     def change(post: Post) -> None:
-        post.numbers = list(numbers)
+        post.parameters.numbers = list(numbers)
         values = {n: post.tensors[n].split(SIZES) for n in ("computed", "weights")}
         for name, parts in values.items():
             post.tensors[name] = torch.cat([parts[number] for number in numbers])
@@ -133,7 +133,9 @@ def looks_at(*numbers: int) -> Change:
         post.gradients.used = [place for place in post.gradients.used if place[0] in numbers]
         post.tensors["used"] = post.tensors["used"].split(SIZES)[numbers[0]]
         start = 2 * sum(SIZES[: numbers[0]])
-        post.updates = [update for update in post.updates if update.parameter in numbers]
+        post.parameters.updates = [
+            update for update in post.parameters.updates if update.parameter in numbers
+        ]
         post.tensors["updates"] = post.tensors["updates"][start : start + 2 * SIZES[numbers[0]]]
 
     return change

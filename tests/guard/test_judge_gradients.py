@@ -47,7 +47,7 @@ def test_gradients_of_tensor_parallelism_are_added() -> None:
 
 def test_parts_of_a_weight_are_compared_apart() -> None:
     def change(post: Post) -> None:
-        for described in post.described:
+        for described in post.parameters.described:
             described.part, described.ranks = f"part {post.rank % 2}", []
         post.tensors["computed"] = post.tensors["used"].clone()
         post.tensors["bits"] += post.rank % 2
@@ -142,7 +142,7 @@ def test_mean_of_some_ranks_is_not_judged_without_the_others() -> None:
 def test_parameter_that_is_left_out_is_said_with_the_reason() -> None:
     def change(post: Post) -> None:
         post.gradients.computed = {"0": "float32"}
-        post.described[1].left_out = "sharded on dimension 1"
+        post.parameters.described[1].left_out = "sharded on dimension 1"
 
     memory = Memory()
     assert judge(made_posts(on_all(change)), memory) == []
@@ -166,7 +166,7 @@ def test_shards_have_parts_of_the_mean() -> None:
 
     def shard(post: Post, factor: float = 1.0) -> None:
         begin = 8 * post.rank
-        post.described[0].begin, post.described[0].end = begin, begin + 8
+        post.parameters.described[0].begin, post.parameters.described[0].end = begin, begin + 8
         post.gradients.used = [(0, begin, begin + 8)]
         post.tensors["used"] = factor * post.tensors["used"][begin : begin + 8]
 

@@ -45,7 +45,7 @@ def test_losses_count_once(weights: tuple[float, ...], kinds: list[str]) -> None
 )
 def test_trainer_divides_a_sum_by_its_tokens(trainer: bool, count: float, kinds: list[str]) -> None:
     posts = made_posts(dict.fromkeys(range(2), with_losses(1 / 16, count=count)))
-    posts[0].facts = {"releases": {}, "settings": {"trainer": trainer}}
+    posts[0].run.facts = {"releases": {}, "settings": {"trainer": trainer}}
 
     alarms = judge(posts, Memory())
     assert [alarm.kind for alarm in alarms] == kinds
@@ -54,7 +54,7 @@ def test_trainer_divides_a_sum_by_its_tokens(trainer: bool, count: float, kinds:
 def test_ranks_of_a_split_model_have_one_loss() -> None:
     def change(post: Post) -> None:
         with_losses(0.5)(post)
-        post.described[0].left_out = "DTensors of tensor parallelism"
+        post.parameters.described[0].left_out = "DTensors of tensor parallelism"
 
     assert "accumulation" not in {alarm.check for alarm in judged(on_all(change))}
 

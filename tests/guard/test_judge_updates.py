@@ -64,9 +64,9 @@ def test_adam_counts_no_step_before_its_first_gradient(
     step: float, moment: float, check: int, kinds: list[str]
 ) -> None:
     def change(post: Post) -> None:
-        post.check, post.kind, values = check, "Adam", []
+        post.check, post.parameters.kind, values = check, "Adam", []
         pieces = post.tensors["updates"].split([16, 16, 4, 4])
-        for number, update in enumerate(post.updates):
+        for number, update in enumerate(post.parameters.updates):
             moments = torch.full((2 * update.count,), moment)
             values += [*pieces[2 * number : 2 * number + 2], moments]
             update.state, update.step = ["exp_avg", "exp_avg_sq"], step
@@ -83,8 +83,8 @@ def test_weights_that_the_loop_gave_no_optimizer_are_said() -> None:
     def change(post: Post) -> None:
         post.check, post.gradients.unheld = 3, ["bias"]
         post.tensors["bits"] = post.tensors["first_bits"].clone()
-        post.described[1].optimized = False
-        post.gradients.used, post.updates = [], []
+        post.parameters.described[1].optimized = False
+        post.gradients.used, post.parameters.updates = [], []
         if is_old:
             post.gradients.computed = {}
 
@@ -106,7 +106,7 @@ def is_left(share: float, is_noted: bool = True) -> Change:
         leftover = torch.linspace(-2, 1, sum(SIZES))
         post.tensors["left"], post.gradients.stale = leftover, is_noted
         post.tensors["used"] += share * leftover
-        post.updates = []
+        post.parameters.updates = []
 
     return change
 

@@ -55,12 +55,14 @@ class Pair:
         self.posts = posts
 
     def send(self, rank: int, check: int = 1) -> None:
-        post = replace(self.made[rank], tensors=dict(self.made[rank].tensors))
+        made = self.made[rank]
+        parameters, run = replace(made.parameters), replace(made.run)
+        post = replace(made, parameters=parameters, run=run, tensors=dict(made.tensors))
         post.check = post.step = check
         training = self.trainings[rank]
         training.turn.check = check
         if training.model.is_described:
-            post.described = []
+            post.parameters.described = []
             del post.tensors["first_bits"]
         training.model.is_described = True
         self.boxes[rank].send(self.trainings[rank], post)
@@ -97,7 +99,7 @@ def test_optimizers_of_a_process_share_the_budget(
     pair.boxes[0]._every = 0
     for rank in (1, 0):
         post = made_posts()[rank]
-        post.check, post.optimizers = FIRST_CHECKS, optimizers
+        post.check, post.run.optimizers = FIRST_CHECKS, optimizers
         pair.boxes[rank].send(pair.trainings[rank], post)
         pair.turn(rank)
     assert pair.trainings[0].turn.next_step == 1 + 1 + steps
@@ -156,7 +158,7 @@ def test_post_that_is_damaged_is_no_post_and_the_next_one_describes_again(pair: 
     for rank in (1, 0):
         pair.send(rank, FIRST_CHECKS + 1)
         pair.turn(rank)
-    assert pair.posts[1].described
+    assert pair.posts[1].parameters.described
     assert "first_bits" in pair.posts[1].tensors
 
 
@@ -179,7 +181,7 @@ def test_description_of_a_check_that_was_not_judged_is_kept(
         trio.send(rank, 3)
         trio.turn(rank)
     assert trio.judged == [[0, 1, 2]]
-    assert [len(post.described) for post in trio.posts[:2]] == [2, 2]
+    assert [len(post.parameters.described) for post in trio.posts[:2]] == [2, 2]
 
 
 def test_posts_are_deleted_when_rank_0_has_read_them(pair: Pair) -> None:

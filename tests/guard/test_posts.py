@@ -16,7 +16,7 @@ from tests.guard.made_posts import made_posts, with_losses
 def full_post() -> Post:
     post = made_posts()[1]
     with_losses(0.5, 0.5)(post)
-    post.data.rows, post.facts = [(0, [1, 2, 2**50])], {"releases": {"torch": "2.9.0"}}
+    post.data.rows, post.run.facts = [(0, [1, 2, 2**50])], {"releases": {"torch": "2.9.0"}}
     post.alarms = [LocalAlarm("samples", "again", "twice", 3.0)]
     post.tensors["used"] = torch.zeros(0)
     return post
@@ -26,12 +26,11 @@ def test_round_trip() -> None:
     post = full_post()
     read = unpacked(packed(post))
 
-    assert list(read.described) == post.described
+    assert list(read.parameters.described) == post.parameters.described
     used, read.gradients.used = list(read.gradients.used), post.gradients.used
     assert used == post.gradients.used
-    assert replace(read, tensors={}, described=[], form="") == replace(
-        post, tensors={}, described=[]
-    )
+    read.parameters.described, read.run.form = post.parameters.described, ""
+    assert replace(read, tensors={}) == replace(post, tensors={})
     assert torch.equal(unpacked(packed(post)).places(), post.places())
     assert read.tensors.keys() == post.tensors.keys()
     for name, tensor in post.tensors.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.rank.guard.checks.precision import precision
 from harness.rank.guard.checks.views import Alarm, Memory, View
-from harness.rank.guard.posting.posts import Post, Update
+from harness.rank.guard.posting.posts import ParameterFacts, Post, Update
 from harness.rank.training.layouts import Described
 from tests.guard.conftest import Trainer
 
@@ -43,7 +43,8 @@ def views(
     group = {"lr": rate, "momentum": 0.0, "weight_decay": 0.0}
     parts = zip(weight.split(SIZE), gradient.split(SIZE), strict=True)
     chosen = range(parameters)
-    post = Post(0, 0, 1, kind=kind, updates=[Update(n, 16, [], 0.0, rate, group) for n in chosen])
+    updates = [Update(n, 16, [], 0.0, rate, group) for n in chosen]
+    post = Post(0, 0, 1, parameters=ParameterFacts(kind, updates=updates))
     post.tensors["updates"] = torch.cat([torch.cat([w[::4], g[::4]]) for w, g in parts])
     post.tensors["weights"] = after[::4]
     described = [Described(n, SIZE, SIZE, 0, SIZE, [], n, True, True, dtype) for n in NAMES]

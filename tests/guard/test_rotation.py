@@ -48,7 +48,7 @@ def test_update_of_each_parameter_is_compared_in_turn() -> None:
         for parameter in model:
             parameter.grad = torch.ones(1)
         training.before_step()
-        compared |= {update.parameter for update in training.post(0).updates}
+        compared |= {update.parameter for update in training.post(0).parameters.updates}
         training.disarm()
     assert compared == set(range(len(model)))
 

@@ -18,7 +18,7 @@ def alarms_of_step(change: Change, checks: int = 1, trainer: bool = False) -> li
         posts = made_posts(dict.fromkeys(range(2), change))
         for post in posts:
             post.check = check
-        posts[0].facts = {"settings": {"trainer": trainer}}
+        posts[0].run.facts = {"settings": {"trainer": trainer}}
         alarms += judge(posts, memory)
     return alarms
 
@@ -49,7 +49,7 @@ def test_whole_losses_are_counted_by_their_micro_batches(
 def test_whole_losses_say_nothing_if_gradients_may_be_divided_later() -> None:
     def change(post: Post) -> None:
         whole(*(1.0,) * 4)(post)
-        for parameter in post.described:
+        for parameter in post.parameters.described:
             parameter.left_out = "they are elsewhere"
         post.gradients.computed, post.gradients.used = {}, []
         del post.tensors["computed"], post.tensors["used"]

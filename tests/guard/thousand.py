@@ -22,7 +22,7 @@ from harness.detectors.arithmetic import step_by_formula
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import Post, Update
+from harness.rank.guard.posting.posts import ParameterFacts, Post, Update
 from harness.rank.guard.posting.stores import Store
 from harness.rank.guard.reporting.mailbox import _name
 from harness.rank.guard.sampling.samples import Positions
@@ -130,7 +130,7 @@ def _post(
     counts: list[int],
 ) -> Post:
     looked = numbers or list(range(len(described)))
-    post = Post(rank, 0, check, check, kind="AdamW", numbers=numbers)
+    post = Post(rank, 0, check, check, parameters=ParameterFacts("AdamW", numbers=numbers))
     pieces = []
     for number, values in zip(looked, mean.split(counts), strict=True):
         parameter = described[number]
@@ -149,7 +149,7 @@ def _post(
             step = step_by_formula("AdamW", GROUP, before, gradient, {**state, "step": check})
             after = before + step
             values += [before, gradient, *state.values()]
-            post.updates.append(Update(number, size, list(state), check, RATE, GROUP))
+            post.parameters.updates.append(Update(number, size, list(state), check, RATE, GROUP))
         weights.append(after)
     texts = [hash(described[number].copy) for number in looked]
     post.tensors = {
@@ -161,7 +161,7 @@ def _post(
         "losses": torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0]),
     }
     if check == 1:
-        post.described = described
+        post.parameters.described = described
         post.tensors["first_bits"] = torch.tensor([hash(parameter.copy) for parameter in described])
     return post
 

@@ -116,9 +116,10 @@ class CheckedStep:
             samples.computed = samples.computed + notes.dropped_sum
         watched, numbers = self._model.watched, self.numbers
         post.tensors.update(self._tensors())
-        post.numbers = numbers if len(numbers) < len(watched) else []
+        post.parameters.numbers = numbers if len(numbers) < len(watched) else []
         samples.describe(post)
-        post.updates, post.gradients.dropped = self.updates.updates, notes.dropped * is_drop
+        post.parameters.updates = self.updates.updates
+        post.gradients.dropped = notes.dropped * is_drop
         post.losses.separate = notes.are_separate(batches)
         post.loop.unreduced = not notes.reduces
         post.loop.fused_scale = self.updates.has_fused_scale

@@ -49,7 +49,7 @@ def settings_of(
     """The settings that decide whether a bug occurs, under the catalogue's names for them. One that
     cannot be seen is absent, as is a load that may still come."""
     is_up = dist.is_available() and dist.is_initialized()
-    types = {described.dtype for described in post.described}
+    types = {described.dtype for described in post.parameters.described}
     scaled = scaler is not None and scaler.is_enabled()
     precision = "bf16" if "bfloat16" in types else "fp16" if scaled else "fp32"
     settings = {
@@ -57,7 +57,7 @@ def settings_of(
         STEPS: planned_micro_batches() or max(1, backwards),
         "precision": precision,
         "trainer": False,
-        "optimizer": post.kind,
+        "optimizer": post.parameters.kind,
         "gpu": torch.cuda.is_available() and torch.cuda.is_initialized(),
         **({"resumed": True} if is_resumed else {}),
         **_of_megatron(),

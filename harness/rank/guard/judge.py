@@ -45,8 +45,8 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     views = [_remembered(post, memory) for post in posts]
     if posts[0].check == LAST:
         return [*checkpoints(views, memory), *_at_end(views, memory)]
-    if posts[0].facts:
-        memory.trainer = bool(posts[0].facts["settings"].get("trainer"))
+    if posts[0].run.facts:
+        memory.trainer = bool(posts[0].run.facts["settings"].get("trainer"))
     was_dropped = [post for post in posts if post.gradients.dropped]
     weight = 2 if any(post.losses.is_whole for post in was_dropped) else 1
     count = loss_count(views) if was_dropped else None
@@ -155,8 +155,8 @@ def _shares_a_training(view: View) -> bool:
 
 
 def _remembered(post: Post, memory: Memory) -> View:
-    if post.described:
-        memory.described[post.rank] = ParameterTable.of(post.described)
+    if post.parameters.described:
+        memory.described[post.rank] = ParameterTable.of(post.parameters.described)
         memory.first_bits.pop(post.rank, None)
         memory.weights.at_first.pop(post.rank, None)
         memory.gradients.compared = {}
@@ -164,7 +164,7 @@ def _remembered(post: Post, memory: Memory) -> View:
         memory.first_bits[post.rank] = post.tensors["first_bits"]
     table = memory.described.get(post.rank) or ParameterTable.of([])
     first_bits = memory.first_bits.get(post.rank)
-    looks_at = len(post.numbers) or len(table)
+    looks_at = len(post.parameters.numbers) or len(table)
     if looks_at != len(post.tensors.get("bits", ())) or (
         first_bits is not None and len(first_bits) != len(table)
     ):

@@ -189,12 +189,12 @@ class StepEvents:
         self._rows.describe(post, masks_asked_for())
         self._collectives.describe(post)
         post.gradients.lossy = post.gradients.lossy or instead_of_gradients(training.optimizer())
-        post.optimizers = len(self._trainings)
+        post.run.optimizers = len(self._trainings)
         post.alarms += self._schedules.alarms
         self._schedules.alarms = []
         if post.check == 1 and post.optimizer == 0 and not rank():
             started = time.perf_counter()
-            post.facts = facts_of(
+            post.run.facts = facts_of(
                 post,
                 micro_batches,
                 self._trainings.scaler,

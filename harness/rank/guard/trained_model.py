@@ -96,9 +96,9 @@ class TrainedModel:
     def describe(self, post: Post, optimizer: Any, is_wrapped: bool) -> None:
         """Say in a post what is trained. A wrapper's own copies are not foreign."""
         modules = self.modules
-        post.kind = kind_of(optimizer)
+        post.parameters.kind = kind_of(optimizer)
         if not self.is_described and self.sums is not None:
-            post.described = [one.described for one in self.watched]
+            post.parameters.described = [one.described for one in self.watched]
             post.tensors["first_bits"] = self.sums.first
             self.is_described = True
         if not is_wrapped:

@@ -57,7 +57,7 @@ def _note_seen(views: Sequence[View], memory: Memory) -> None:
         return
     memory.compared["finite"] = max(map(len, sizes))
     # Of several optimizers that step after one backward, the first one has its losses.
-    has_losses = any("roots" in v.post.tensors or v.post.optimizers > 1 for v in views)
+    has_losses = any("roots" in v.post.tensors or v.post.run.optimizers > 1 for v in views)
     has_weights = any(bool(size.any()) for size in sizes)
     missing = [] if has_losses else ["losses"]
     missing += [] if has_weights else ["weights"]

@@ -18,10 +18,10 @@ def groups(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     firsts: dict[Any, tuple[Any, int]] = {}
     forms = set()
     for view in views:
-        if view.post.form in forms:
+        if view.post.run.form in forms:
             continue  # the same settings as those of a rank before
-        forms.update([view.post.form] if view.post.form else [])
-        for update in view.post.updates:
+        forms.update([view.post.run.form] if view.post.run.form else [])
+        for update in view.post.parameters.updates:
             described = view.described[update.parameter]
             rate = {"lr": update.rate} if update.rate >= 0 else {}
             values = {name: update.group[name] for name in SAME if name in update.group}

@@ -34,7 +34,7 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Weights in 16 bits take part in a step: it is not lost in their rounding."""
     for view in views[:RANKS]:
         dtypes = together.table(view).columns.dtypes
-        types = {dtypes[update.parameter] for update in view.post.updates}
+        types = {dtypes[update.parameter] for update in view.post.parameters.updates}
         if types.isdisjoint(DIGITS):
             continue
         updates = [one for one in stacked([view]) if one.dtype in DIGITS]
@@ -66,7 +66,7 @@ class Still:
 
 def _still(updates: Sequence[Updates], view: View, memory: Memory) -> Still | None:
     if updates and all(update.expected is None for update in updates):
-        kind = view.post.kind
+        kind = view.post.parameters.kind
         memory.not_seen["precision"] = f"whether {kind} moves weights in 16 bits is not checked"
     compared = _at_full_rate(view, updates, memory)
     parts = {

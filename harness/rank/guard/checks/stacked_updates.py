@@ -78,7 +78,7 @@ def alike(views: Iterable[View]) -> Iterator[list[View]]:
     for view in views:
         scalars = tuple((begin.step, begin.rate) for begin in _begins(view))
         sizes = tuple(together.table(view).numbers[SIZE].tolist())
-        form = view.post.form or view.rank
+        form = view.post.run.form or view.rank
         key = form, together.table(view).columns.digest, sizes, scalars
         groups.setdefault(key, []).append(view)
     yield from groups.values()
@@ -87,7 +87,7 @@ def alike(views: Iterable[View]) -> Iterator[list[View]]:
 def stacked(views: Sequence[View]) -> list[Updates]:
     """The updates of ranks that are alike, by what they have in common."""
     view, batches = views[0], dict[Any, list[_Begin]]()
-    if not view.post.updates:
+    if not view.post.parameters.updates:
         return []
     dtypes = together.table(view).columns.dtypes
     for begin in _begins(view):
@@ -99,7 +99,7 @@ def stacked(views: Sequence[View]) -> list[Updates]:
     weights = torch.stack([one.post.tensors["weights"] for one in views]).double()
     counts = [Positions.of(view.described[number].size).count for number in view.numbers]
     ends = [0, *accumulate(counts)]
-    weight_begins = [ends[view.places[update.parameter]] for update in view.post.updates]
+    weight_begins = [ends[view.places[update.parameter]] for update in view.post.parameters.updates]
     return [_stacked(view, begins, values, weights, weight_begins) for begins in batches.values()]
 
 
@@ -117,7 +117,7 @@ class _Begin:
 
 def _begins(view: View) -> Iterator[_Begin]:
     end = 0
-    for place, update in enumerate(view.post.updates):
+    for place, update in enumerate(view.post.parameters.updates):
         begin, end = end, end + update.count * (2 + len(update.state))
         step, rate = update.step, update.rate
         if step < 0:
@@ -139,7 +139,7 @@ def _stacked(
     parts = [values[:, one.at : one.at + tensors * count] for one in begins]
     starts = [weight_begins[one.place] for one in begins]
     return Updates(
-        view.post.kind,
+        view.post.parameters.kind,
         together.table(view).columns.dtypes[first.update.parameter],
         first.rate,
         first.step,

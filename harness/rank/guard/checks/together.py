@@ -96,7 +96,7 @@ def right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | Non
     if any(view.post.gradients.partial or view.post.gradients.partial_used for view in views):
         return None  # tensor parallelism adds them up
     for view in views:
-        key = table(view).columns.digest, tuple(view.post.numbers), view.post.check
+        key = table(view).columns.digest, tuple(view.post.parameters.numbers), view.post.check
         blocks.setdefault(key, []).append(view)
     compared: dict[str, bool] = {}
     for members in blocks.values():
@@ -179,7 +179,7 @@ def _sums(
     for begin in range(0, len(views), ROWS):
         rows, has = views[begin : begin + ROWS], []
         for view in rows:
-            form = view.post.form or str(view.rank)
+            form = view.post.run.form or str(view.rank)
             if form not in forms:
                 forms[form] = torch.tensor(
                     [str(n) in view.post.gradients.computed for n in view.numbers]

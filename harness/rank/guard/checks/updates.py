@@ -37,8 +37,8 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             memory.compared["updates"] += sum(int(one.count[row]) for one in comparisons)
             if view.post.check == 1 and _counts_too_early(comparisons, row):
                 text = (
-                    f"{view.post.kind} counts a step before its first gradient, so that its first "
-                    "steps are too short"
+                    f"{view.post.parameters.kind} counts a step before its first gradient, so that "
+                    "its first steps are too short"
                 )
                 yield Alarm("updates", "counted", text, [view.rank], 1.0)
             if wrong:
@@ -115,6 +115,6 @@ def _wrong(comparisons: Sequence[Comparison], row: int, view: View) -> Iterator[
     else:
         text = (
             f"{names[worst]} moved {float(one.ratio[row, at]):.3g} times as far as the formula of "
-            f"{view.post.kind} says{others}"
+            f"{view.post.parameters.kind} says{others}"
         )
     yield Alarm("updates", "formula", text, [view.rank], errors[worst], names)

@@ -175,7 +175,7 @@ class View:
     @cached_property
     def numbers(self) -> Sequence[int]:
         """The parameters that the post looks at."""
-        return self.post.numbers or range(len(self.described))
+        return self.post.parameters.numbers or range(len(self.described))
 
     @cached_property
     def places(self) -> dict[int, int]:

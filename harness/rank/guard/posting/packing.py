@@ -17,23 +17,25 @@ from torch import Tensor
 from ...training.layouts import Described
 from .budget import Cost
 from .posts import (
+    EACH_RANK,
     EpochSample,
     GradientFacts,
     LocalAlarm,
     LoopFacts,
     LossFacts,
     OutputFacts,
+    ParameterFacts,
     Pass,
     Places,
     Post,
     RowFacts,
+    RunFacts,
     Update,
 )
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 
-OF_THE_RANK = ("rank", "step", "missed", "cost", "data", "outputs", "alarms", "facts", "states")
-"""The fields of a post that differ between ranks; many ranks have the same of the others."""
+OF_THE_RANK = tuple(one.name for one in fields(Post) if one.metadata == EACH_RANK)
 
 
 class Columns:
@@ -141,8 +143,8 @@ def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
         tensors["places"] = post.places().flatten()
     header: dict[str, Any] = {name: _plain(getattr(post, name)) for name in OF_THE_RANK}
     text = b""
-    if post.described:
-        table = ParameterTable.of(post.described)
+    if post.parameters.described:
+        table = ParameterTable.of(post.parameters.described)
         tensors["layout"], text = table.numbers.flatten(), table.columns.text
         header["marks"], header["columns"] = table.marks, table.columns.digest
         if apart is not None:
@@ -168,18 +170,23 @@ def _packed_form(post: Post) -> bytes:
     for number, kind in post.gradients.computed.items():
         kinds.setdefault(kind, []).append(int(number))
     groups: dict[str, int] = {}
-    by_id = {id(one.group): one.group for one in post.updates}
+    by_id = {id(one.group): one.group for one in post.parameters.updates}
     numbers = {
         key: groups.setdefault(json.dumps(group), len(groups)) for key, group in by_id.items()
     }
     updates = [
         [one.parameter, one.count, one.state, one.step, one.rate, numbers[id(one.group)]]
-        for one in post.updates
+        for one in post.parameters.updates
     ]
-    apart = (*OF_THE_RANK, "described", "tensors", "form", "updates")
-    form = {name: _plain(value) for name, value in vars(post).items() if name not in apart}
+    names = [name for name in vars(post) if name not in (*OF_THE_RANK, "tensors", "parameters")]
+    form = {name: _plain(getattr(post, name)) for name in names}
     form["gradients"].update(used=[], computed=kinds)
-    form.update(updates=updates, groups=[json.loads(group) for group in groups])
+    form["parameters"] = {
+        "kind": post.parameters.kind,
+        "numbers": post.parameters.numbers,
+        "updates": updates,
+    }
+    form["groups"] = [json.loads(group) for group in groups]
     return json.dumps(form, sort_keys=True).encode()
 
 
@@ -194,13 +201,13 @@ def _form(text: bytes) -> dict[str, Any]:
     form = json.loads(text)
     groups, gradients = form.pop("groups"), form.pop("gradients")
     computed = {str(n): kind for kind, numbers in gradients["computed"].items() for n in numbers}
+    updates = [Update(*[*values, groups[at]]) for *values, at in form["parameters"]["updates"]]
     return {
         **form,
-        "updates": [Update(*[*values, groups[at]]) for *values, at in form["updates"]],
+        "parameters": {**form["parameters"], "updates": updates},
         "gradients": {**gradients, "computed": computed},
         "losses": LossFacts(**form["losses"]),
         "loop": LoopFacts(**form["loop"]),
-        "form": _digest(text),
     }
 
 
@@ -233,9 +240,9 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
         described = ParameterTable(columns_of(text), numbers, marks)
         if numbers.shape[1] != len(described):
             raise ValueError("no post: its parameters are others")
-    of_rows = header["data"]
+    of_rows, run = header["data"], header["run"]
     header.update(
-        cost=Cost(**header["cost"]),
+        run=RunFacts(**{**run, "cost": Cost(**run["cost"]), "form": _digest(parts[1])}),
         alarms=[LocalAlarm(**one) for one in header["alarms"]],
         outputs=OutputFacts(**header["outputs"]),
         data=RowFacts(
@@ -247,7 +254,9 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
     )
     places = Places(tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3))
     gradients = GradientFacts(**{**form["gradients"], "used": places})
-    return Post(**{**header, **form, "gradients": gradients}, described=described, tensors=tensors)
+    parameters = ParameterFacts(**form["parameters"], described=described)
+    fields_of_post = {**header, **form, "gradients": gradients, "parameters": parameters}
+    return Post(**fields_of_post, tensors=tensors)
 
 
 def _tensors(sizes: dict[str, Any], buffer: bytearray) -> dict[str, Tensor]:

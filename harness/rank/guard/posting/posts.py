@@ -195,36 +195,57 @@ class OutputFacts:
 
 
 @dataclass
+class ParameterFacts:
+    """The parameters of a training, and their updates."""
+
+    kind: str = ""
+    """The class of the optimizer."""
+    described: Sequence[Described] = field(default_factory=list)
+    """Empty if they are those of the post before."""
+    numbers: list[int] = field(default_factory=list)
+    """Those that this check looks at; empty: all. ``computed``, ``weights`` and ``bits`` have these
+    parameters, in this order; ``first_bits`` has all."""
+    updates: list[Update] = field(default_factory=list)
+
+
+@dataclass
+class RunFacts:
+    """The process in which an optimizer is."""
+
+    missed: bool = False
+    """Whether the rank learned of this check too late, and has nothing to tell."""
+    optimizers: int = 1
+    cost: Cost = field(default_factory=Cost)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Releases and settings, in the first post of rank 0."""
+    form: str = ""
+    """Posts of one form have the same fields, beside those of the rank alone, so that their tensors
+    can be judged together."""
+
+
+EACH_RANK = {"of_rank": True}
+"""The metadata of fields that differ between ranks; many ranks have the same of the others."""
+
+
+@dataclass
 class Post:
     """What a rank saw in a checked step."""
 
-    rank: int
+    rank: int = field(metadata=EACH_RANK)
     optimizer: int
     """The number of the optimizer in this process."""
     check: int
-    step: int = 0
-    missed: bool = False
-    """Whether the rank learned of this check too late, and has nothing to tell."""
-    kind: str = ""
-    """The class of the optimizer."""
-    optimizers: int = 1
-    cost: Cost = field(default_factory=Cost)
-    described: Sequence[Described] = field(default_factory=list)
-    """The parameters; empty if they are those of the post before."""
-    numbers: list[int] = field(default_factory=list)
-    """The parameters that this check looks at; empty: all. ``computed``, ``weights`` and ``bits``
-    have these parameters, in this order; ``first_bits`` has all."""
-    updates: list[Update] = field(default_factory=list)
+    step: int = field(default=0, metadata=EACH_RANK)
+    run: RunFacts = field(default_factory=RunFacts, metadata=EACH_RANK)
+    parameters: ParameterFacts = field(default_factory=ParameterFacts)
     gradients: GradientFacts = field(default_factory=GradientFacts)
     losses: LossFacts = field(default_factory=LossFacts)
     loop: LoopFacts = field(default_factory=LoopFacts)
-    data: RowFacts = field(default_factory=RowFacts)
-    outputs: OutputFacts = field(default_factory=OutputFacts)
-    states: list[dict[str, Any]] = field(default_factory=list)
+    data: RowFacts = field(default_factory=RowFacts, metadata=EACH_RANK)
+    outputs: OutputFacts = field(default_factory=OutputFacts, metadata=EACH_RANK)
+    states: list[dict[str, Any]] = field(default_factory=list, metadata=EACH_RANK)
     """What was trained at saves and loads since the post before."""
-    alarms: list[LocalAlarm] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Releases and settings, in the first post of rank 0."""
+    alarms: list[LocalAlarm] = field(default_factory=list, metadata=EACH_RANK)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
     ``left``: of ``used``, what was there when the step began;
@@ -239,10 +260,6 @@ class Post:
     used gradient, and of each weight before and after the step; ``calls``: three such sizes of each
     call; ``unrounded``: by parameter how many of its values are not those that the optimizer steps,
     rounded; ``states`` and ``buffers``: bit sums of what has these names."""
-
-    form: str = ""
-    """Posts of one form have the same header, beside what is of the rank alone, so that their
-    tensors can be judged together."""
 
     def places(self) -> Tensor:
         """``used`` as rows of three numbers."""

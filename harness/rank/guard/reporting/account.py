@@ -109,8 +109,8 @@ class Account:
         memory = self._memories.setdefault(posts[0].optimizer, Memory(saved=self._saves.states))
         if posts[0].check != LAST:
             self.report.note_check(posts[0].step)
-        if posts[0].facts:
-            self._tell_facts(posts[0].facts)
+        if posts[0].run.facts:
+            self._tell_facts(posts[0].run.facts)
         alarms = judge(posts, memory)
         if memory.has_saved:
             self._saves.write()

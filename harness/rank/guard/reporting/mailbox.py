@@ -23,7 +23,7 @@ from torch import Tensor
 from ..checks.finite import has_lost_loss
 from ..posting.budget import FIRST_CHECKS, steps_until_next
 from ..posting.packing import form_of, packed, unpacked
-from ..posting.posts import LAST, Post
+from ..posting.posts import LAST, Post, RunFacts
 from ..posting.stores import Host, connected, joined
 from ..sentences import few, say, short
 from ..training import Training
@@ -182,10 +182,10 @@ class Mailbox:
         post.tensors = copies
         if has_lost_loss(post):
             training.forward.searches = True
-        post.cost = training.cost(self.seconds)
+        post.run.cost = training.cost(self.seconds)
         key = post.optimizer, post.check
         if self.rank == 0:
-            post.form = form_of(post)
+            post.run.form = form_of(post)
             self._open[key] = Check(training, {0: post})
         else:
             self._send(post)
@@ -241,18 +241,19 @@ class Mailbox:
         except ValueError:
             self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
             self._lost.add(key[0])
-            return Post(rank, *key, missed=True)
+            return Post(rank, *key, run=RunFacts(missed=True))
 
     def _end(self, key: tuple[int, int], check: Check) -> None:
         posts = [check.posts[rank] for rank in sorted(check.posts)]
         absent = sorted(set(range(self.world)) - set(check.posts))
-        absent += [post.rank for post in posts if post.missed]
+        absent += [post.rank for post in posts if post.run.missed]
         if len(posts) == self.world:
             self._host = None  # all have come
         if absent:
             ranks = few(absent)
             self._note(f"check {key[1]} was not judged: no post of rank {ranks}")
-            self._descriptions.update({(key[0], p.rank): p for p in posts if p.described})
+            described = [post for post in posts if post.parameters.described]
+            self._descriptions.update({(key[0], post.rank): post for post in described})
         if len(posts) < self.world:
             self._lost.add(key[0])
         if key[1] >= FIRST_CHECKS:
@@ -265,15 +266,15 @@ class Mailbox:
     def _describe(self, post: Post) -> None:
         """Add to a post the description in an earlier one that was not judged."""
         earlier = self._descriptions.pop((post.optimizer, post.rank), None)
-        if earlier is not None and not post.described:
-            post.described = earlier.described
+        if earlier is not None and not post.parameters.described:
+            post.parameters.described = earlier.parameters.described
             if "first_bits" in earlier.tensors:
                 post.tensors["first_bits"] = earlier.tensors["first_bits"]
 
     def _choose(self, key: tuple[int, int], training: Training, posts: list[Post]) -> None:
         """Choose the next step to be checked, and publish it."""
-        costs = [post.cost for post in posts if not post.missed]
-        budget = self._budget / max(post.optimizers for post in posts)  # they share it
+        costs = [post.run.cost for post in posts if not post.run.missed]
+        budget = self._budget / max(post.run.optimizers for post in posts)  # they share it
         every = self._every
         if key[0] not in self._hurried and any(map(has_lost_loss, posts)):
             every = 1  # that step names the module: it comes soon, once
@@ -320,7 +321,8 @@ class Mailbox:
                 continue
             # It came too late: the next check has no post of this rank.
             training.turn.check += 1
-            missed = Post(self.rank, key[0], training.turn.check, training.steps, missed=True)
+            missed = Post(self.rank, key[0], training.turn.check, training.steps)
+            missed.run.missed = True
             self._send(missed)
             self._unanswered[key[0], training.turn.check] = training
 
