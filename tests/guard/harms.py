@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import backwards, training, trainings
+from harness.rank.guard import backwards, trained_model, training, trainings
 from harness.rank.guard.reporting import account, mailbox
 from harness.rank.guard.sampling import gradient_samples
 
@@ -48,7 +48,7 @@ def hook_fails() -> BeforeStep:
 
 
 def arming_fails() -> BeforeStep:
-    vars(training)["watched"] = _fail
+    vars(trained_model)["watched"] = _fail
     return _nothing
 
 
