@@ -14,7 +14,8 @@ SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"
 SCALERS = "torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler"
 
 FEW = 4
-"""More optimizers that have not stepped are those of a notebook's earlier cells."""
+"""More optimizers that have not stepped are those of a notebook's earlier cells: a test has twenty,
+which took the place of the one that trains."""
 
 
 class Earlier:

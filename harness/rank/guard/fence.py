@@ -16,7 +16,8 @@ from .sentences import say, short
 from .settings import report_in
 
 FIRST_STEPS = 10
-"""Steps in which the order of a loop's calls is looked at."""
+"""Steps in which the order of a loop's calls is looked at: more than the ``LATE`` clippings that
+are told."""
 
 
 class Checked(Protocol):

@@ -18,15 +18,17 @@ from .posting.packing import ParameterTable
 from .posting.posts import LAST, Post
 
 PATIENCE = 4
-"""Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then. A
-step of the usual number of micro-batches, some of which are lost, counts twice: a loop that skips
-a step computes more of them. The losses say that the cleared ones are missing: all together they
-count once."""
+"""Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then, as
+the right training ``ddp skips_steps`` does each fourth step. A step of the usual number of
+micro-batches, some of which are lost, counts twice: a loop that skips a step computes more of them.
+The losses say that the cleared ones are missing: all together they count once, and those of SAM
+twice."""
 
 
 LOCAL_STEPS = 512
-"""So many steps may ranks train alone, without any reduction, before local SGD has to average
-their weights. What differs then is told; also at the end of the training, if that comes first."""
+"""So many steps may ranks train alone, without any reduction, before local SGD has to average their
+weights. What differs then is told; also at the end of the training, if that comes first. Eight
+right loops average after 6 to 9 steps, so the fifth check was too early; DiLoCo does after 500."""
 
 APART = (("gradients", "mean"), ("replicas", "differ"))
 """The alarms of ranks that train alone."""

@@ -22,7 +22,8 @@ ROWS, SEED = 8, 0
 UNEQUAL = 0.02
 """The part of an adapter's effect by which a right merge may be off, ..."""
 ROUNDINGS = 32
-"""... or so many roundings of the outputs."""
+"""... or so many roundings of the outputs: a layer of 16 inputs in bf16, merged rightly, stays
+below in a test."""
 
 
 class Merges:

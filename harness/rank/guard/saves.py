@@ -27,7 +27,7 @@ from .training import Training
 from .trainings import Trainings
 
 DEEP, WIDE = 4, 64
-"""How far an object that is saved is searched."""
+"""How far an object that is saved is searched: limits of time."""
 
 
 class Checkpoints:

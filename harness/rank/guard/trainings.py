@@ -14,7 +14,8 @@ from .states.schedules import Schedules
 from .training import UNNUMBERED, Training
 
 MOST_OPTIMIZERS = 8
-"""Optimizers that are checked: a loop that steps in its backward has one for each parameter."""
+"""Optimizers that are checked: a loop that steps in its backward has one for each parameter, six in
+the right loop ``optimizers.steps_in_the_backward``."""
 
 
 class Trainings(list[Training]):

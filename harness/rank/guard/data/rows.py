@@ -25,15 +25,21 @@ from .streams import ROUNDS, Rounds
 from .workers import Draws, WorkerNumbers, is_stream
 
 MOST_ROWS = 512
-"""Rows of a step that are compared with those of other ranks."""
+"""Rows of a step that are compared with those of other ranks: a limit of a post's size."""
 MOST_TENSORS, MOST_VALUES = 4, 128
-"""Tensors, and values of each, that make the digest of a row."""
+"""Tensors, and values of each, that make the digest of a row: the first one may be a label or a
+mask, as in the right loops ``rows.stream_with_labels_first`` and
+``rows.stream_with_masks_first``."""
 MOST_BATCHES = 1 << 16
-"""Batches of an epoch that are remembered."""
+"""Batches of an epoch that are remembered: a limit of memory."""
 CHANCE = 1e-4
-"""A sampler that draws with replacement gives a batch again so seldom that it is a fault."""
+"""A sampler that draws with replacement gives a batch again so seldom that it is a fault (birthday
+problem). The right loop ``rows.own_draws`` draws pairs of 16 rows, so a pair comes again in the
+first 20 batches or so."""
 LEAST_ORDERS = math.log(1e7)
-"""The logarithm of how many orders the rows of an epoch have at least, if they are compared."""
+"""The logarithm of how many orders the rows of an epoch have at least, if they are compared. In the
+right loop ``rows.rows_of_tiny_epochs`` they have 24, so that each 24th epoch has the order
+before."""
 IGNORED = -100
 """The label that counts in no loss."""
 LEAST_UNMASKED = 4

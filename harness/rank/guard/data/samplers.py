@@ -14,7 +14,7 @@ import torch
 from ..callers import INSTALLED
 
 MOST_OBJECTS = 64
-"""Objects of a sampler among which those that it wraps are searched."""
+"""Objects of a sampler among which those that it wraps are searched: a limit of time."""
 
 OTHERS = (torch.Tensor, torch.nn.Module, type, ModuleType)
 """What is no sampler, and may have many attributes."""

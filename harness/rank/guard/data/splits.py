@@ -13,12 +13,15 @@ import os
 from typing import Any
 
 MOST_NUMBERS = 1 << 16
-"""Rows of an epoch that are remembered."""
+"""Rows of an epoch that are remembered: so many different ones on each of two ranks show a split of
+600 million rows."""
 SAMPLE = 128
-"""Rows of an epoch that are compared with those of other ranks."""
+"""Rows of an epoch that are compared with those of other ranks. Two ranks that share half of 10,000
+rows have more than 16 of them in common."""
 HASHES = 1 << 32
 STEP_SAMPLE = 16
-"""Rows of a step whose values are compared."""
+"""Rows of a step whose values are compared: they vary in the right loop
+``rows.repeated_augmentation``."""
 MIX = 2654435761
 """An odd number: all ranks choose rows by the same hash, so that their samples can meet."""
 

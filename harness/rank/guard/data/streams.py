@@ -9,12 +9,15 @@ from typing import Any
 from ..posting.posts import LocalAlarm
 
 ROUNDS = 3
-"""Batches of each worker that are compared, as a rule."""
+"""Batches of each worker that are compared, as a rule: the first one may be alike on purpose. No
+case set this number."""
 MOST_WORKERS = 16
+"""Workers of a loader that are compared: of more, the first rounds take too many batches."""
 MOST_ITERATORS = 8
-"""Iterators of a process that are looked at."""
+"""Iterators of a process that are looked at: a limit of time."""
 LEAST_ROWS = 2
-"""Different rows of a batch: padding, or rows that are made up, are equal among themselves."""
+"""Different rows of a batch: padding, or rows that are made up, are equal among themselves, as in a
+test of a stream of ones."""
 
 
 class Rounds:

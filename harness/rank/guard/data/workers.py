@@ -33,9 +33,11 @@ from ..posting.posts import LocalAlarm
 SLOT = 1024
 """Bytes of a worker in the shared memory."""
 MOST_PARTS, MOST_OBJECTS = 16, 200
-"""Elements of a list, and objects of a dataset, among which its generators are searched."""
+"""Elements of a list, and objects of a dataset, among which its generators are searched: limits of
+time."""
 MOST_TWISTS = 4096
-"""How often the state of a Mersenne Twister is followed: 2.6 million numbers."""
+"""How often the state of a Mersenne Twister is followed: 2.6 million numbers. A test draws
+100,000."""
 SEED_BYTES = 8
 """With these a state of torch's generator begins, before what it draws from."""
 WORDS = 624

@@ -16,7 +16,7 @@ LAST = 0
 """The number of the check that is no step's: what ranks post when the training is over."""
 
 SAMPLED = 1024
-"""About so many rows of a dataset are followed in an epoch."""
+"""About so many rows of a dataset are followed in an epoch: a limit of a post's size."""
 
 
 @dataclass

@@ -16,6 +16,7 @@ ABSENT = "distributed-bugs-guard: absent"
 PART = 4 * 2**20
 """Bytes of a value: a TCPStore with libuv ends a connection that sends more than 8 MiB."""
 MOST_PARTS = 1000
+"""Parts of a value: more are a damaged count."""
 AT_ONCE = 64
 """Values that one call gets."""
 

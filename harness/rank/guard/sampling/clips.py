@@ -82,7 +82,8 @@ class Clips:
 
 
 LATE = 3
-"""Clippings in a row that come too late, which are told."""
+"""Clippings in a row that come too late, which are told: no case set this number; a test has two,
+one in time and two again."""
 
 
 class ClipOrder:

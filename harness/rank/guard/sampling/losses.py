@@ -26,10 +26,12 @@ from .roots import at_arrival, chain_of, factor_of_terms
 from .samples import bit_sum, on_device
 
 MOST_CALLS = 1000
-"""Losses that are kept without a backward: a loop may go on with losses, and train no more."""
+"""Losses that are kept without a backward: a loop that went on with losses, and trained no more,
+kept each of them."""
 
 SHARE = 1e-6
-"""How far a number may be from 1 by the number of micro-batches."""
+"""How far a number may be from 1 by the number of micro-batches, by rounding in fp32: trl divides
+its own mean so."""
 
 IGNORED = -100
 """The target that torch's losses ignore."""

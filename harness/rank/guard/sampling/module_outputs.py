@@ -21,7 +21,7 @@ from ..process import captures
 from .samples import bit_sum, largest
 
 MOST_CALLS = 4000
-"""Calls that are noted: a recurrent model has many."""
+"""Calls that are noted: a recurrent model has many. A limit of memory."""
 MODEL = "the model"
 """The name of a module that has none, and of what a wrapper contains."""
 DEPTH = 4

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..callers import numbers_of_losses
 
 DEPTH = 64
-"""Operations between a loss and what it is made of."""
+"""Operations between a loss and what it is made of: a limit of time."""
 
 SINK = "_DDPSink"
 """What DDP makes of all outputs of a model, if some of its parameters may have no gradient."""

@@ -15,11 +15,13 @@ LEAST = 8
 SCALE, BACKOFF = 2.0**16, 0.5
 """Those of torch's scaler, for one that does not tell its own."""
 AT_LEAST = 3
-"""Skipped steps in a row at the smallest scale that are too many."""
+"""Skipped steps in a row at the smallest scale that are too many: DeepSpeed at ZeRO stage 0 skips
+all that follow (``fp16_overflow_stage0``)."""
 MANY = 3
 """Skipped steps in a row after which losses are looked at, ..."""
 LOST = 2
-"""... and how many of the next ones may have a loss that is not finite: it is not scaled."""
+"""... and how many of the next ones may have a loss that is not finite: it is not scaled. One batch
+may have no labels, as each third one in the right loop ``gradients.not_finite_to_zero``."""
 
 
 class Skips:

@@ -13,9 +13,11 @@ from torch import Tensor
 from ..posting.posts import LocalAlarm
 
 NEAR = 1e-6
-"""How far (as a fraction) equal learning rates may be apart by rounding."""
+"""How far (as a fraction) equal learning rates may be apart by rounding: fp32 rounds them by
+6e-8."""
 BEGINNING = 4
-"""Steps of a state that has just begun, too."""
+"""Steps of a state that has just begun, too: its schedule may rightly be at its beginning. No case
+set this number."""
 
 
 class Resume:

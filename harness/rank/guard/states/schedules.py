@@ -15,15 +15,20 @@ from ..fence import Fence
 from ..posting.posts import LocalAlarm
 
 PATIENCE = 4
-"""Steps in a row that make a fault: when a loss scaler skips a step, its schedule may go on."""
+"""Steps in a row that make a fault: when a loss scaler skips a step, its schedule may go on, in a
+test each fourth time. accelerate 0.15.0 steps a schedule four times in each step
+(``scheduler_while_accumulating``)."""
 OTHERS = 2
-"""Steps in a row in which a schedule sets rates that no step uses, and that make a fault."""
+"""Steps in a row in which a schedule sets rates that no step uses, and that make a fault. Opacus
+1.5.1 keeps the groups of before a resume (``opacus_resumed_rate``)."""
 JUMP = 1.5
-"""How many times the second rate the first one is, if the schedule did not set it."""
+"""How many times the second rate the first one is, if the schedule did not set it. DeepSpeed 0.15.2
+begins a warmup with 0.1, 0, 0.025 (``warmup_first_step``); a decay from 0.1 to 0.09 is right."""
 FIRST_RATES = 6
-"""First rates of a group that are looked at: those that a loop sets by its batches fall again."""
+"""First rates of a group that are looked at: those that a loop sets by its batches fall again. With
+three rates the right loop ``schedules.rate_of_each_batch`` (3, 1, 2, 3, 1, 2) had an alarm."""
 MOST_GROUPS = 64
-"""Groups of an optimizer whose first rates are kept."""
+"""Groups of an optimizer whose first rates are kept: a limit of memory."""
 MOVING: dict[str, Callable[[Any], bool]] = {
     "CosineAnnealingLR": lambda one: one.eta_min not in one.base_lrs,
     "CosineAnnealingWarmRestarts": lambda one: one.eta_min not in one.base_lrs and one.T_0 > 1,

@@ -45,9 +45,11 @@ OUTER = "."
 """Is in the name of what an optimizer around this one keeps, behind its class."""
 
 MOST_NAMES = 200
+"""Names of split tensors that a post tells."""
 MOST_NUMBERS, MOST_LETTERS = 1000, 100
+"""Numbers and texts of a distributed checkpoint that are compared, and letters of a text."""
 MOST_LEAVES = 20_000
-"""Tensors and numbers of a distributed checkpoint that are looked at."""
+"""Tensors and numbers of a distributed checkpoint that are looked at: a limit of time."""
 
 
 @dataclass
