@@ -144,7 +144,8 @@ def test_the_commands_of_the_page_of_probe_print_what_it_shows(tmp_path: Path, t
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, tool: str) -> None:
     """The next test has those about all models."""
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / name for name in ("models.md", "models_own.md"))
+    page = "".join(page.read_text(encoding="utf-8") for page in pages)
     (model,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_model.py").write_text(model)
     config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096}
