@@ -44,7 +44,8 @@ def _guard_on_bugs(guard: dict[str, Any]) -> Iterator[str]:
     missed = {name: group["reason"] for group in guard["missed"] for name in group["bugs"]}
     harms = [Counter(catalog.scenario(name).harm for name in names) for names in (detected, missed)]
     yield "## Which bugs guard detects"
-    yield f"`{guard['command']}`, {guard['machine']}, {guard['day']}, commit {guard['commit']}."
+    run = f"`{guard['command']}`, {guard['machine']}, {guard['day']}, commit {guard['commit']}."
+    yield f"{run} {guard['about']}"
     counts = [[harm, *(str(of[harm]) for of in harms)] for harm in HARMS]
     yield markdown_table(["what the bug does", "detected", "missed"], counts)
     rows = [[link(name), "detected", ""] for name in guard["detected"]]
