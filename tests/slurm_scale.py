@@ -5,7 +5,7 @@
 
 Slurm, its queue and all files are real. Slurm holds the tasks in its queue, and this script writes
 their results: two nodes of one machine would need hours for them. ``cells`` runs twelve real cells
-and shows where their time goes. docs/cluster.md has the figures.
+and shows where their time goes. docs/measurements.toml has the figures.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from harness.system.terminal import terminal
 from harness.system.text import count, short, unbroken
 
 SCHEMA = 2
-"""The version of the JSON, see docs/check.md; it grows when a field changes or goes."""
+"""The version of the JSON, see docs/formats.md; it grows when a field changes or goes."""
 
 AFFECTS, DEPENDS = "affects you", "depends on settings"
 """What every format for people says of a bug that the releases have or may have."""
@@ -296,7 +296,7 @@ def summary(bugs: Iterable[Checked], settings: Mapping[str, Setting] | None) -> 
 
 
 def as_json(report: Report) -> str:
-    """The bugs as JSON; docs/check.md has its fields."""
+    """The bugs as JSON; docs/formats.md has its fields."""
     environment, settings, text = report.environment, report.settings, StringIO()
     print_text(terminal(text), report)
     content = {

@@ -1,6 +1,6 @@
 """What ``check`` found as SARIF 2.1.0, which GitHub's code scanning and editors read.
 
-A rule is a bug; a result says that the environment has it or may have it. docs/check.md
+A rule is a bug; a result says that the environment has it or may have it. docs/formats.md
 describes it.
 """
 

@@ -9,7 +9,7 @@
     python -m harness check --run                        # runs each scenario instead
 
 The statuses come from recorded runs; a release that was not tested has the status of its neighbours
-if they agree. docs/check.md explains the statuses and the JSON.
+if they agree. docs/check.md explains the answer, docs/formats.md the JSON.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 A detector is a class with attach(model, optimizer, loader, group=...), step(number) and, if it
 needs them, save(path), load(path) and close(). step returns None, or an alarm: a text. A bug counts
 as detected if the detector gives an alarm with the bug, and none in any variant without it.
-docs/detectors.md explains the interface and has the scores of ours.
+docs/detectors.md explains the interface, and docs/measurements.md has the scores of ours.
 
 Overrides are as for run: scenario=A,B or a package (default: all), seed=A,B, lane=cpu, runs=DIR,
 jobs=N.

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from packaging.version import Version
-
-from harness.bugs import catalog, lookup, pins, result_file
+from harness.bugs import catalog, lookup, result_file
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import Period, alive, newest, periods, tested
 from harness.bugs.pins import TORCH
-from harness.bugs.results import Status
 from harness.publish.gpu_evidence import evidence
 from harness.rank.models.answer import Answer, AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed
@@ -88,16 +84,10 @@ def _where(scenario: Scenario) -> str:
 
 
 def _ranges() -> str:
-    """A row for each period of each bug, and torch's releases as a grid."""
+    """A row for each period of each bug."""
     columns = ["bug", "package", "right before", "affected", "right after", "tested"]
-    parts = [
-        "## All bugs",
-        INTRODUCTION,
-        markdown_table(columns, [row for name in catalog.sound() for row in _rows(name)]),
-        "## Torch",
-        markdown_table(*_grid()),
-    ]
-    return "\n\n".join(parts)
+    table = markdown_table(columns, [row for name in catalog.sound() for row in _rows(name)])
+    return "\n\n".join(["## All bugs", INTRODUCTION, table])
 
 
 def _rows(name: str) -> Iterator[list[str]]:
@@ -120,17 +110,6 @@ def _rows(name: str) -> Iterator[list[str]]:
 def _affected(period: Period) -> str:
     is_single = period.first == period.last
     return period.first if is_single else f"{period.first} to {period.last}"
-
-
-def _grid() -> tuple[list[str], list[list[str]]]:
-    """The columns and rows: the status of each bug of torch in each tested release."""
-    by_bug = {n: tested(n) for n in catalog.sound() if TORCH in catalog.scenario(n).pins}
-    releases = sorted({v for statuses in by_bug.values() for v in statuses}, key=Version)
-    rows = [
-        [link(name), *(str(statuses.get(release, "")) for release in releases)]
-        for name, statuses in by_bug.items()
-    ]
-    return ["bug", *releases], rows
 
 
 LAYOUTS = {
@@ -217,34 +196,13 @@ def _inferred() -> str:
     )
 
 
-def inconclusive() -> str:
-    """Why recorded results are inconclusive: the number of results for each reason."""
-    cells = [(name, cell) for name in catalog.sound() for cell in result_file.statuses(name)]
-    uncertain = [each for each in cells if each[1].status is Status.INCONCLUSIVE]
-    counts, decided = Counter[str](), Counter[str]()
-    examples: dict[str, str] = {}
-    for name, cell in uncertain:
-        reason = kind_of_reason(cell.reason)
-        counts[reason] += 1
-        decided[reason] += lookup.lookup(name, cell.pins).status is not None
-        examples.setdefault(reason, f"{link(name)} in {pins.describe(cell.pins)}")
-    rows = [[r, str(n), str(decided[r]), examples[r]] for r, n in counts.most_common()]
-    columns = ["reason", "results", "of these, the status is known", "for example"]
-    return (
-        f"{len(uncertain)} of {len(cells):,} recorded results are inconclusive. The status of "
-        f"{decided.total()} of these releases is known nevertheless, because upstream's history "
-        "shows that they cannot have the bug, or because another run has decided it.\n\n"
-        + markdown_table(columns, rows)
-    )
-
-
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "../README.md": {"the numbers": _numbers},
     "bugs.md": {"the bugs": _bugs},
     "evidence.md": {"the runs on GPUs": evidence},
     "probe_results.md": {"the bugs that probe finds": _found_by_probe},
     "ranges.md": {"ranges": _ranges},
-    "trust.md": {"inferred": _inferred, "inconclusive": inconclusive},
+    "trust.md": {"inferred": _inferred},
 }
 """The generated parts of pages, by their path from docs/, with the functions that generate them."""
 
@@ -358,39 +316,10 @@ def _head_section(head: str, lines: list[ModelLine]) -> list[str]:
 def _models_table(lines: list[ModelLine]) -> str:
     relations = [r for r in QUESTIONS if any(c.relation == r for line in lines for c in line.cells)]
     rows = []
+    for status in (AnswerStatus.RIGHT, AnswerStatus.WRONG):
+        counts = Counter(c.relation for line in lines for c in line.cells if c.status is status)
+        rows.append([f"**{status}**, of all models", *(str(counts[r]) for r in relations)])
     for line in lines:
         of = {cell.relation: str(cell) for cell in line.cells}
         rows.append([parsed(line.model).model, *(of.get(relation, "") for relation in relations)])
     return markdown_table(["model", *(name.replace("_", " ") for name in relations)], rows)
-
-
-OTHER_REASON = "the release raises some other error"
-
-REASONS: Mapping[str, str] = {
-    "the processes lost their connection, were killed, or did not end": (
-        r"SIG[A-Z]+|exit code -|gloo/transport|Connection|file descriptor|deadline"
-    ),
-    "the training shows another fault than the documented one": r"^not the documented symptom",
-    "the values differ between ranks where the scenario expects the same": r"differs between ranks",
-    "the releases cannot be installed together": r"could not be installed",
-    "the release takes another optimizer of DeepSpeed than the bug needs": (
-        r"another optimizer|FP16_UnfusedOptimizer"
-    ),
-    "the release fails at a newer dependency, Python or torch": (
-        r"Descriptors cannot be created|module 'collections'|torchvision::|Failed to import"
-        r"|is not defined|PyTorch version|unknown parameter type|Transformer Engine version"
-    ),
-    "the packages of the run do not fit together": (
-        r"unexpected keyword|positional arguments|requires `accelerate"
-    ),
-    "the release lacks what the scenario uses": r"ImportError|ModuleNotFoundError|AttributeError",
-    "the release refuses what sets off the bug": r"NotImplementedError|ValueError|not implemented",
-}
-"""What is the matter, and a pattern of the reasons for it; the first that fits counts."""
-
-
-def kind_of_reason(reason: str) -> str:
-    """What is the matter with a run, by the recorded reason."""
-    return next(
-        (words for words, signs in REASONS.items() if re.search(signs, reason)), OTHER_REASON
-    )

@@ -1,6 +1,6 @@
 """What ``check`` and ``probe`` return: the content of the commands' JSON, with types.
 
-The fields have the names of the keys; docs/check.md and docs/probe_details.md describe them.
+The fields have the names of the keys; docs/formats.md and docs/probe_details.md describe them.
 """
 
 from __future__ import annotations

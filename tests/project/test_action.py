@@ -213,7 +213,7 @@ def test_no_expression_is_part_of_a_script_and_every_action_has_a_tag() -> None:
 
 
 def test_the_page_names_the_inputs_and_the_tag_of_the_next_release() -> None:
-    page = (ROOT / "docs" / "check.md").read_text()
+    page = (ROOT / "docs" / "check_ci.md").read_text()
     version = toml_of((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"uses: distributed-bugs/distributed-bugs@v{version}" in page
     for name in (*ACTION["inputs"], *ACTION["outputs"]):

@@ -39,7 +39,8 @@ def test_every_command_of_the_page_of_check_works_with_the_files_that_it_names(
     tmp_path: Path, tool: str
 ) -> None:
     """The next test has those with ``--run``."""
-    page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / name for name in ("check.md", "check_ci.md"))
+    page = "".join(page.read_text(encoding="utf-8") for page in pages)
     folder = tmp_path / "a project"
     folder.mkdir()
     (folder / ".venv").symlink_to(sys.prefix)
@@ -107,7 +108,7 @@ def test_the_commands_of_the_page_of_guard_work(tmp_path: Path, tool: str) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason="Slurm is not installed")
 def test_the_command_of_the_page_of_guard_with_srun_works(tmp_path: Path, tool: str) -> None:
-    page = (ROOT / "docs" / "guard.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guard_details.md").read_text(encoding="utf-8")
     (line,) = [line for line in commands(page) if "srun" in line]
     (port,) = free_ports(1)
     (tmp_path / "train.py").write_text(RANK_OF_SLURM.format(port=port) + script_without_options())
@@ -143,7 +144,8 @@ def test_the_commands_of_the_page_of_probe_print_what_it_shows(tmp_path: Path, t
 @pytest.mark.slow
 def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, tool: str) -> None:
     """The next test has those about all models."""
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / name for name in ("models.md", "models_own.md"))
+    page = "".join(page.read_text(encoding="utf-8") for page in pages)
     (model,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_model.py").write_text(model)
     config = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096}

@@ -42,7 +42,7 @@ def test_the_hook_runs_if_a_file_that_names_releases_changes(name: str, expected
 
 
 def test_the_hook_of_docs_for_a_subfolder_runs_for_its_files_alone() -> None:
-    text = (ROOT / "docs" / "check.md").read_text()
+    text = (ROOT / "docs" / "check_ci.md").read_text()
     block = text.partition("in a subfolder")[2].partition("```yaml")[2].partition("```")[0]
     (hook,) = yaml.safe_load(block)
     assert hook["args"][:2] == ["-r", "backend"]

@@ -27,7 +27,7 @@ ALLOWED = {
     "cli/models.py": "models are those of transformers",
     "cli/new.py": EXAMPLES,
     "cli/probe.py": EXAMPLES,
-    "publish/docs_tables.py": "models are those of transformers, and the words of an error",
+    "publish/docs_tables.py": "models are those of transformers",
     "python/commands.py": "options for the formats of settings files",
     "python/lightning_callback.py": "it is a callback of Lightning",
     "releases/overlay.py": "files that are compiled only when they are imported",

@@ -65,6 +65,16 @@ def test_the_documents_have_one_address_of_the_repository() -> None:
     assert not re.search(r"x/|0\.0\.0", pages.with_address(uses))
 
 
+def test_a_page_that_a_person_writes_has_at_most_150_lines() -> None:
+    generated = {*pages.WHOLE, *docs_tables.PARTS} - {"evidence.md", "trust.md"}
+    lengths = {
+        page.name: len(page.read_text().splitlines())
+        for page in pages.DOCS.glob("*.md")
+        if page.name not in generated
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > 150} == {}
+
+
 def test_the_page_of_living_bugs_says_what_to_do_and_who_knows() -> None:
     text = markdown_pages.of_living()
     order = re.findall(r"^## (\w+)$", text, re.MULTILINE)
