@@ -12,6 +12,7 @@ from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import Period, alive, newest, periods, tested
 from harness.bugs.pins import TORCH
 from harness.publish.gpu_evidence import evidence
+from harness.rank.guard.check_table import CHECKS
 from harness.rank.models.answer import Answer, AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
@@ -59,6 +60,12 @@ def _numbers() -> str:
         f"{sum(alive(name) is not None for name in names)} of the bugs are in the newest releases "
         "that we tested."
     )
+
+
+def _checks() -> str:
+    """What each check of guard compares."""
+    rows = [[f"`{check.name}`", check.compares] for check in CHECKS]
+    return markdown_table(["check", "what it compares"], rows)
 
 
 def _bugs() -> str:
@@ -200,6 +207,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "../README.md": {"the numbers": _numbers},
     "bugs.md": {"the bugs": _bugs},
     "evidence.md": {"the runs on GPUs": evidence},
+    "guard.md": {"checks": _checks},
     "probe_results.md": {"the bugs that probe finds": _found_by_probe},
     "ranges.md": {"ranges": _ranges},
     "trust.md": {"inferred": _inferred},
