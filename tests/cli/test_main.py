@@ -289,11 +289,13 @@ def broken(more_scenarios: Path) -> str:
 LINE = f"broken/bug.toml: no harm 'much'. Choices: {', '.join(HARMS)}."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--hydra-help", "--info"])
 def test_hydras_help_needs_no_scenario(option: str) -> None:
     assert main(["run", option]) == 0
 
 
+@pytest.mark.slow
 def test_a_broken_scenario_is_reported_and_the_others_work(
     broken: str, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
@@ -337,6 +339,7 @@ def test_a_scenario_with_a_default_beyond_its_bounds_is_broken_alone(
     assert "beyond/bug.toml: scenario.lr=-1.0: must be above 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_of_the_others_goes_on_and_is_inconclusive_if_strict(
     broken: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -380,6 +383,7 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal(
     assert not CONTROL.search(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["list"], ["run", BUG, LACKS_GPUS]], ids=" ".join)
 def test_modules_in_the_working_directory_are_not_imported(
     words: list[str], tmp_path: Path

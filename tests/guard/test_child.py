@@ -162,6 +162,7 @@ def test_a_command_gets_a_signal_once(
     assert guarded.living() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [to_guard, to_group])
 @pytest.mark.parametrize("second", [to_guard, to_group])
 def test_a_second_signal_is_another_one(

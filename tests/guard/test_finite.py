@@ -199,6 +199,7 @@ def test_loss_behind_the_modules_is_said() -> None:
     assert memory.not_seen["loss"].endswith("in step 2 it begins behind all modules")
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_not_hooked() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")
     outputs = ModuleOutputs(_only(compiled))
@@ -224,6 +225,7 @@ def test_largest_values_show_what_is_not_finite(dtype: torch.dtype) -> None:
 # -- trainings --
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("training", "start", "words"),

@@ -112,6 +112,7 @@ def test_another_optimizer_is_not_checked_and_that_is_said() -> None:
     assert memory.not_seen["precision"] == "whether Lion moves weights in 16 bits is not checked"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("training", "alarms"),

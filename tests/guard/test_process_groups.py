@@ -36,6 +36,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_ranks_that_train_alone_are_no_fault(under_guard: Trainer) -> None:
     script = under_guard.folder / "alone.py"

@@ -31,6 +31,7 @@ def summary(folder: Path, name: str = "summary.json") -> dict[str, Any]:
     return json.loads((folder / name).read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_report_has_its_schemas(under_guard: Trainer) -> None:
     run = under_guard("ddp never_cleared", steps=8)
@@ -143,6 +144,7 @@ def test_killed_training_leaves_its_summary(under_guard: Trainer) -> None:
     assert "; no alarm; the training was killed, or runs still: this was written at 2" in line
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_training_that_ended_says_so(under_guard: Trainer) -> None:
     run = under_guard("ddp", steps=6)

@@ -42,6 +42,7 @@ def stops(run: Run, rank: int) -> list[str]:
     return [line for line in lines(run, rank) if "stopped" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", ["ddp dropout clip accumulate", "fsdp2 mixed"])
 def test_training_is_the_same_bit_by_bit(
     under_guard: Trainer, training: str, results: dict[str, Any]
@@ -52,6 +53,7 @@ def test_training_is_the_same_bit_by_bit(
     assert_unchanged(under_guard, training, run, results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["handler_fails", "hook_fails", "arming_fails"])
 def test_fault_of_guard_is_one_line(
     under_guard: Trainer, harm: str, results: dict[str, Any]
@@ -192,6 +194,7 @@ def test_process_that_a_rank_forked_is_not_watched(
     assert_unchanged(under_guard, "ddp", run, results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "code"), [("terminated_in_check", -15), ("terminated_with_handler", 7)]
 )
@@ -221,6 +224,7 @@ def _printed(script: str) -> tuple[str, int]:
     return process.stdout + process.stderr, process.returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "code"),
     [

@@ -53,6 +53,7 @@ def test_update_of_each_parameter_is_compared_in_turn() -> None:
     assert compared == set(range(len(model)))
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "training", ["ddp deep flipped", pytest.param("hsdp deep flipped", marks=pytest.mark.slow)]

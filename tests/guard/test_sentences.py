@@ -66,6 +66,7 @@ def test_checks_that_every_asks_for_in_vain_are_in_the_summary(under_guard: Trai
     assert under_guard("ddp", steps=12, every=100).summary["not_seen"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_start_says_what_is_not_seen(under_guard: Trainer) -> None:
     run = under_guard("ddp other_terms rmsprop", steps=2)
@@ -76,6 +77,7 @@ def test_start_says_what_is_not_seen(under_guard: Trainer) -> None:
     assert len(run.summary["not_seen"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_training_that_is_seen_whole_has_nothing_to_add(under_guard: Trainer) -> None:
     run = under_guard("ddp", steps=2)

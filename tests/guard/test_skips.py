@@ -108,6 +108,7 @@ def test_two_skipped_steps_in_a_row_with_a_lost_loss_are_told_once() -> None:
     assert "the loss itself is not finite" in alarm.text
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_training_without_any_step_is_told(under_guard: Trainer) -> None:
     run = under_guard("ddp fp16 always_overflows", steps=16)

@@ -47,6 +47,7 @@ def assert_the_same(outcome: Outcome, case: str) -> Any:
     return watched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -73,10 +74,12 @@ def test_two_threads_that_train_are_not_watched_and_that_is_said(outcome: Outcom
     assert "two threads of this process train" in assert_the_same(outcome, "threads")["err"]
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_one_line(outcome: Outcome) -> None:
     assert assert_the_same(outcome, "report_vanishes")["code"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "code"), [("raises", 1), ("exits", 5), ("exits_at_once", 6), ("interrupted", 130)]
 )

@@ -239,6 +239,7 @@ def test_stored_answers_depend_on_the_code_of_each_relation() -> None:
     assert {"gradients.py", "sequences.py", "plans.py", "worker.py"} <= files
 
 
+@pytest.mark.slow
 def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: Path) -> None:
     rows = worker(tmp_path, "make", relations=("loss",))
     stored_rows = worker(tmp_path, "make", relations=("loss",))
@@ -247,6 +248,7 @@ def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: P
     assert stored_rows["make", "loss"].answer == rows["make", "loss"].answer
 
 
+@pytest.mark.slow
 def test_a_function_can_have_a_head(cache: Path, tmp_path: Path) -> None:
     word = "make_sorter:sequence_classification"
     rows = worker(tmp_path, word, relations=("accumulation", "ddp"))
@@ -272,6 +274,7 @@ def test_the_rank_that_failed_has_the_answer_not_the_one_that_waits_for_it(
     assert (answer.status, answer.reason) == (AnswerStatus.REFUSED, "ValueError: not offered")
 
 
+@pytest.mark.slow
 def test_ranks_on_a_cpu_see_no_gpu(cache: Path, tmp_path: Path) -> None:
     script = tmp_path / "gpus.py"
     script.write_text(
@@ -282,6 +285,7 @@ def test_ranks_on_a_cpu_see_no_gpu(cache: Path, tmp_path: Path) -> None:
     assert row.answer.reason.endswith("RuntimeError: ''")
 
 
+@pytest.mark.slow
 def test_a_pass_on_gpus_leaves_nothing_in_the_process_that_forks_the_ranks() -> None:
     assert apart("Decoder") == ""
     assert "it fails" in apart("Fails")

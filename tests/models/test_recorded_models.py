@@ -88,6 +88,7 @@ def test_the_same_transformers_with_another_package_is_compared_too(
     assert nearest.release == "5.0.1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "message"),
     [

@@ -263,6 +263,7 @@ def test_the_job_probes_a_script(ready: Job, words: str, expected: int) -> None:
     assert after.startswith("::error title=probe::our loop.py is not right") == bool(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fail", "expected"), [("true", 4), ("false", 0)])
 def test_a_job_runs_scenarios_on_the_gpus_that_its_runner_has(
     ready: Job, monkeypatch: pytest.MonkeyPatch, fail: str, expected: int

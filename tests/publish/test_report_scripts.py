@@ -112,6 +112,7 @@ def test_the_ranks_of_a_script_that_takes_too_long_end_with_it(
     assert not living(lambda process: process.pid == rank)
 
 
+@pytest.mark.slow
 def test_a_script_has_the_shims_and_packages_of_its_releases(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_script_has_the_shims_and_packages_of_its_releases(
     assert "SHIMS" not in os.environ
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "code", "totals"),
     [

@@ -282,6 +282,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not FILE.exists()
 
 
+@pytest.mark.slow
 def test_all_scenarios_are_run_by_default(world: World, capsys: Capture) -> None:
     world.releases = []
     assert main(["watch"]) == 0

@@ -87,6 +87,7 @@ def test_no_package_that_is_installed_with_this_one_brings_a_plugin() -> None:
 SHOW = "import sys\ndef pytest_unconfigure(): print('MODULES', *sys.modules)\n"
 
 
+@pytest.mark.slow
 def test_session_that_does_not_use_the_plugin_imports_small_modules_only(session: Session) -> None:
     session.write("conftest.py", SHOW)
     session.write("test_a.py", "def test_a(): pass\n")
@@ -111,6 +112,7 @@ probe_cache.content_of_probe = fake
 TEST = "def test_loop(probe): assert probe('train.py', '{rows}').right\n"
 
 
+@pytest.mark.slow
 def test_failure_prints_the_first_lines_and_unchanged_loop_is_not_run_again(
     session: Session,
 ) -> None:

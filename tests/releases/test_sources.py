@@ -74,6 +74,7 @@ def code(source: sources.Source) -> str:
         return wheel.read(f"{NAME}/__init__.py").decode()
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_checkout_is_pinned_as_it_is_and_stays_as_it_was(checkout: Path, cache: Path) -> None:
     (checkout / NAME / "__init__.py").write_text("VALUE = 'not committed'\n")
@@ -93,6 +94,7 @@ def test_a_checkout_is_pinned_as_it_is_and_stays_as_it_was(checkout: Path, cache
     assert sources.pinned(NAME, str(checkout), cache) != version
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_commit_is_pinned_without_what_came_later(checkout: Path, cache: Path) -> None:
     (checkout / NAME / "__init__.py").write_text("VALUE = 'not committed'\n")

@@ -261,6 +261,7 @@ def test_an_output_that_cannot_be_written_is_reported_in_one_line(bare: Sandbox)
     assert ending.complaint == "no room on the disk: free some; --debug prints the traceback"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_ctrl_c_while_an_overlay_is_made_leaves_nothing_of_it(tmp_path: Path) -> None:
     sandbox = Sandbox.under(tmp_path, tmp_path / "cache")
@@ -343,6 +344,7 @@ def _assert_no_network(ending: Ended, sandbox: Sandbox) -> None:
     assert [f for f in sandbox.cache.rglob("*") if f.is_file() and f.suffix != ".lock"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_an_overlay_that_lacks_a_file_is_reported(tmp_path: Path, command: Any) -> None:
     sandbox = Sandbox.under(tmp_path, tmp_path / "cache")

@@ -151,6 +151,7 @@ def test_the_rank_that_failed_first_is_named(
     assert (ending["failure"]["rank"], ending["failure"]["message"]) == (rank, message)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_stop_the_clean_up(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ time.sleep(1000)
     assert stand_in.exit()["interrupted"]
 
 
+@pytest.mark.slow
 def test_setting_the_clock_does_not_change_the_deadline(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def once_it_sleeps(pid: Path, act: Callable[[], None]) -> Callable[[], None]:
     return tick
 
 
+@pytest.mark.slow
 def test_removing_the_folder_ends_the_trial_and_its_processes(stand_in: StandIn, pid: Path) -> None:
     remove = once_it_sleeps(pid, lambda: shutil.rmtree(stand_in.folder))
     with pytest.raises(Inconclusive, match="buggy was removed while its trial ran"):

@@ -256,6 +256,7 @@ def under_guard(rank: int, folder: Path, fault: str) -> None:
     dist.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "checks"),
     [
