@@ -14,7 +14,7 @@ import torch
 from harness.rank.guard import facts
 from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.live_objects import MISSING, attribute
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import ParameterFacts
 from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known
@@ -160,8 +160,12 @@ def test_no_code_of_an_object_runs() -> None:
 
 def settings(**names: Any) -> dict[str, Any]:
     """The settings that are seen below a function of a module with such an object."""
-    space = {"settings_of": facts.settings_of, "Post": Post, "__name__": names["module"]}
-    exec("def step(self): return settings_of(Post(0, 0, 1), 3, None)", space)
+    space = {
+        "settings_of": facts.settings_of,
+        "ParameterFacts": ParameterFacts,
+        "__name__": names["module"],
+    }
+    exec("def step(self): return settings_of(ParameterFacts(), 3, None)", space)
     return space["step"](names["owner"])  # type: ignore[operator]
 
 

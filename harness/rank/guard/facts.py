@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..events import is_engine
 from . import live_objects
 from .callers import variables_of_callers
 from .live_objects import objects
-from .posting.posts import Post
+from .posting.posts import ParameterFacts, Post
 
 STEPS = "gradient_accumulation_steps"
 
@@ -44,12 +43,12 @@ def _release(module: str, package: str) -> str:
 
 
 def settings_of(
-    post: Post, backwards: int, scaler: Any, *, is_resumed: bool = False
+    parameters: ParameterFacts, backwards: int, scaler: Any, *, is_resumed: bool = False
 ) -> dict[str, Any]:
     """The settings that decide whether a bug occurs, under the catalogue's names for them. One that
     cannot be seen is absent, as is a load that may still come."""
     is_up = dist.is_available() and dist.is_initialized()
-    types = {described.dtype for described in post.parameters.described}
+    types = {described.dtype for described in parameters.described}
     scaled = scaler is not None and scaler.is_enabled()
     precision = "bf16" if "bfloat16" in types else "fp16" if scaled else "fp32"
     settings = {
@@ -57,7 +56,7 @@ def settings_of(
         STEPS: planned_micro_batches() or max(1, backwards),
         "precision": precision,
         "trainer": False,
-        "optimizer": post.parameters.kind,
+        "optimizer": parameters.kind,
         "gpu": torch.cuda.is_available() and torch.cuda.is_initialized(),
         **({"resumed": True} if is_resumed else {}),
         **_of_megatron(),
@@ -200,7 +199,7 @@ def facts_of(
         read(bugs_file) if bugs_file else {"packages": {"torch": "torch"}, "bugs": []}
     )
     versions = releases(catalogue["packages"])
-    settings = settings_of(post, backwards, scaler, is_resumed=is_resumed)
+    settings = settings_of(post.parameters, backwards, scaler, is_resumed=is_resumed)
     return {
         "releases": versions,
         "settings": settings,
@@ -245,8 +244,7 @@ UNSHOWN = (STEPS, "precision")
 def impossible_bugs(file: str, optimizer: str) -> list[str]:
     """The names of the bugs of a file that this run cannot set off, whatever its releases are. To
     be called within the step."""
-    post: Any = SimpleNamespace(described=(), kind=optimizer)
-    settings = settings_of(post, 1, None)
+    settings = settings_of(ParameterFacts(optimizer), 1, None)
     settings = {name: value for name, value in settings.items() if name not in UNSHOWN}
     bugs = [{**bug, "affected": {}} for bug in read(file)["bugs"]]
     modules = {module for module, _ in callers()}
