@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ....detectors.arithmetic import NOISE
 from ..posting.posts import Pass, Post
 from ..states.training_states import (
     COPY,
@@ -38,9 +39,6 @@ from .views import Alarm, Memory, View, named
 
 MOST_SAVED = 16
 """Saved states that are kept."""
-NEAR = 1e-6
-"""How far (as a fraction) equal learning rates may be apart by rounding: fp32 rounds them by 6e-8.
-``dcp_rate_lost`` has 1 instead of 0.25."""
 
 
 @dataclass
@@ -361,7 +359,7 @@ def _rate(saved: State, state: State) -> Iterator[Alarm]:
     if not any(kept) or not state.is_rate_kept or len(saved.rates) != len(state.rates):
         return  # without moments only the weights may have been loaded
     for before, now in zip(saved.rates, state.rates):
-        if before is not None and now is not None and abs(before - now) > NEAR * abs(before):
+        if before is not None and now is not None and abs(before - now) > NOISE * abs(before):
             text = (
                 f"the load left the learning rate {now:.4g} as it was before, and {before:.4g} was "
                 f"{saved.when}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ....detectors.arithmetic import NOISE
 from .views import Alarm, Memory, View
 
 SAME = ("lr", "weight_decay", "momentum", "betas", "eps", "d")
@@ -41,5 +42,5 @@ def _are_equal(value: Any, second: Any) -> bool:
     """Whether two numbers, or lists of numbers, are equal, as far as rounding allows."""
     values, others = (one if isinstance(one, (list, tuple)) else [one] for one in (value, second))
     return len(values) == len(others) and all(
-        one == other or abs(one - other) <= 1e-6 * abs(other) for one, other in zip(values, others)
+        one == other or abs(one - other) <= NOISE * abs(other) for one, other in zip(values, others)
     )

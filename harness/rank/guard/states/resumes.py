@@ -10,11 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ....detectors.arithmetic import NOISE
 from ..posting.posts import LocalAlarm
 
-NEAR = 1e-6
-"""How far (as a fraction) equal learning rates may be apart by rounding: fp32 rounds them by
-6e-8."""
 BEGINNING = 4
 """Steps of a state that has just begun, too: its schedule may rightly be at its beginning. No case
 set this number."""
@@ -84,7 +82,7 @@ class Resume:
 
     def _change_of_rate(self, optimizer: Any) -> tuple[float, float] | None:
         for before, rate in zip(self._rates, rates(optimizer)):
-            if before and rate is not None and abs(before - rate) > NEAR * abs(before):
+            if before and rate is not None and abs(before - rate) > NOISE * abs(before):
                 return before, rate
         return None
 
