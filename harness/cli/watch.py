@@ -3,11 +3,8 @@
     python -m harness watch
     python -m harness watch scenario=rope_zero_init,bf16_clip --summary night.md
     python -m harness watch --source accelerate=../accelerate@main
-    python -m harness watch --models --json models.json
 
---source also tests a checkout, so a regression is reported before it is released. --models asks all
-models of today's newest transformers, accelerate, deepspeed and peft instead, and reports which
-feature became wrong: see the command models.
+--source also tests a checkout, so a regression is reported before it is released.
 
 Overrides are as for run: scenario=A,B (default: all), lane=cpu, runs=DIR, jobs=N, on=slurm. The
 exit code is 1 if something got worse.
@@ -19,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.bugs import catalog
-from harness.cli import Arguments, models, refuse_unread
+from harness.cli import Arguments
 from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting, whole_number
 from harness.publish import nightly_json, report
 from harness.publish.history import writing
@@ -68,17 +65,8 @@ def main(arguments: list[str]) -> int:
         metavar="NAME=FOLDER@REF",
         help="also test this checkout of a package; repeatable",
     )
-    parser.add_argument(
-        "--models", action="store_true", help="ask the models of the newest releases"
-    )
     options = parser.parse_intermixed_args(arguments)
-    if options.models:
-        refuse_unread(parser, options, ("models", "json"), "with --models", options.overrides)
     refuse_overwriting((options.summary, options.junitxml, options.json, options.history))
-    if options.models:
-        return models.main(
-            ["--newest", "--changes", *(["--json", str(f)] if (f := options.json) else [])]
-        )
     files: dict[report.Make, Path | None] = {
         report.markdown: options.summary,
         report.junit: options.junitxml,

@@ -76,8 +76,6 @@ def _refuse(*words: object, **_: object) -> None:
         ("advisories --out /proc/x", "cannot write /proc/x"),
         ("watch --history folder", "folder is a folder: name a file"),
         ("watch --json nowhere/x", "no folder nowhere for x"),
-        ("watch --models scenario=bf16_clip", "scenario=bf16_clip has no effect with --models"),
-        ("watch --models --summary s.md", "--summary has no effect with --models: leave it out"),
         ("watch --confirm -1", "-1: write a whole number from 0"),
         ("confirm --count 0", "0: write a whole number from 1"),
         ("confirm --count 1e3", "1e3: write a whole number"),

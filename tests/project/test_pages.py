@@ -239,9 +239,8 @@ def of_all_models(line: str) -> bool:
     """Whether a command of ``models`` names no model."""
     words = line.split()
     named = {"--pins", "--json", "--head", "--newest", "--changes"}
-    return words[1] in ("models", "watch") and (
-        len(words) == 2 or words[2] in named or words[2].startswith(("on=", "--models"))
-    )
+    is_of_all = len(words) == 2 or words[2] in named or words[2].startswith("on=")
+    return words[1] == "models" and is_of_all
 
 
 @pytest.fixture
