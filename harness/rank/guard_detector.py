@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.rank.events.trainers import is_engine
 from harness.rank.guard.guard import Guard
 from harness.rank.guard.settings import Settings
-from harness.rank.guard.training import Training
+from harness.rank.guard.trainings.training import Training
 
 ALARMS, SUMMARY, REFERENCES = "alarms.jsonl", "summary.json", "references.json"
 

@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from harness.rank.guard import backwards, trained_model, training, trainings
 from harness.rank.guard.reporting import account, mailbox
 from harness.rank.guard.sampling import gradient_samples
+from harness.rank.guard.subscribers import backwards
+from harness.rank.guard.trainings import trained_model, training, trainings
 
 STEP = 7
 """The step before which something happens that happens once."""

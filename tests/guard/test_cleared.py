@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.rank.guard.posting.posts import Post
-from harness.rank.guard.training import Training
+from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules
 
 Moves = Callable[[nn.Module], None]

@@ -13,7 +13,7 @@ from harness.rank.guard.checks.clipping import clipping
 from harness.rank.guard.checks.views import Memory, View
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.sampling.clips import ClipOrder
-from harness.rank.guard.training import Training
+from harness.rank.guard.trainings.training import Training
 from harness.rank.training.layouts import Described
 from harness.rank.training.parameters import Modules
 

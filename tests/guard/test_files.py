@@ -15,7 +15,7 @@ from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
 from harness.rank.guard.posting.posts import LAST
 from harness.rank.guard.states.written_weights import VALUES, written_weights
-from harness.rank.guard.training import Training
+from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules, watched
 
 Weights = dict[str, Tensor]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from harness.rank import events
-from harness.rank.guard import training
-from harness.rank.guard.training import Training
+from harness.rank.guard.trainings import training
+from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules
 
 

@@ -15,8 +15,8 @@ from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.posting.stores import AT_ONCE, PART, Store
 from harness.rank.guard.reporting import mailbox
 from harness.rank.guard.reporting.mailbox import Mailbox
-from harness.rank.guard.trained_model import TrainedModel
-from harness.rank.guard.turns import Turn
+from harness.rank.guard.trainings.trained_model import TrainedModel
+from harness.rank.guard.trainings.turns import Turn
 from tests.guard.made_posts import made_posts
 
 

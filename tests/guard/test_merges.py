@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.rank.guard.merges import Merge
+from harness.rank.guard.subscribers.merges import Merge
 
 
 class Adapter(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.rank.guard.sampling.samples import MOST, chosen, turns
-from harness.rank.guard.training import Training
+from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules
 from tests.guard.conftest import Trainer
 from tests.guard.word_models import FAULT_STEP

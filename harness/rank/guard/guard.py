@@ -7,20 +7,20 @@ import os
 from multiprocessing.process import parent_process
 from multiprocessing.util import Finalize, register_after_fork
 
-from .backwards import BackwardEvents
 from .data.rows import Rows
 from .fence import Fence
-from .gradients import GradientEvents
-from .merges import Merges
 from .reporting.account import Account
 from .sampling.collectives import Collectives
 from .sampling.losses import Losses
 from .sampling.optimizers import has_constructed_any
-from .saves import Checkpoints
 from .settings import Settings
 from .states.schedules import Schedules
-from .steps import StepEvents
-from .trainings import Trainings
+from .subscribers.backwards import BackwardEvents
+from .subscribers.gradients import GradientEvents
+from .subscribers.merges import Merges
+from .subscribers.saves import Checkpoints
+from .subscribers.steps import StepEvents
+from .trainings.trainings import Trainings
 
 FIRST = 1000
 """The priority of what a worker of multiprocessing does first at its end."""

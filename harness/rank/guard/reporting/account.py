@@ -18,8 +18,8 @@ from ..sampling.collectives import Collectives
 from ..sentences import few, known_bug, watched_run
 from ..settings import Settings
 from ..states.schedules import Schedules
-from ..training import UNNUMBERED, Training
-from ..trainings import MOST_OPTIMIZERS, Trainings
+from ..trainings.training import UNNUMBERED, Training
+from ..trainings.trainings import MOST_OPTIMIZERS, Trainings
 from .mailbox import Mailbox
 from .report import Report
 from .saved_states import SavedStates

@@ -26,7 +26,7 @@ from ..posting.packing import form_of, packed, unpacked
 from ..posting.posts import LAST, Post, RunFacts
 from ..posting.stores import Host, connected, joined
 from ..sentences import few, say, short
-from ..training import Training
+from ..trainings.training import Training
 
 LATEST = 120.0
 """Seconds after which rank 0 gives up a check that not all ranks have posted."""

@@ -11,7 +11,7 @@ from ..checks.views import Memory
 from ..posting.budget import FIRST_CHECKS, LEAST_SECONDS, LEAST_STEPS, Cost
 from ..sampling.optimizers import MOMENTS
 from ..sentences import steps_in_words
-from ..training import Training
+from ..trainings.training import Training
 from .report import Report
 
 UNCOUNTED = {

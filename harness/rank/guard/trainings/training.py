@@ -13,18 +13,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..training.parameters import Modules
+from ...training.parameters import Modules
+from ..posting.budget import FIRST_CHECKS, CheckCosts, Cost
+from ..posting.posts import LAST, LocalAlarm, Pass, Post
+from ..sampling.backwards import BackwardCounts
+from ..sampling.clips import ClipOrder
+from ..sampling.module_outputs import ForwardHooks
+from ..sampling.optimizers import has_own_hooks
+from ..sampling.skips import Skips
+from ..states.resumes import Resume
+from ..states.training_states import MODEL, States
+from ..states.written_weights import written_weights
 from .checked_step import CheckedStep, Guarded
-from .posting.budget import FIRST_CHECKS, CheckCosts, Cost
-from .posting.posts import LAST, LocalAlarm, Pass, Post
-from .sampling.backwards import BackwardCounts
-from .sampling.clips import ClipOrder
-from .sampling.module_outputs import ForwardHooks
-from .sampling.optimizers import has_own_hooks
-from .sampling.skips import Skips
-from .states.resumes import Resume
-from .states.training_states import MODEL, States
-from .states.written_weights import written_weights
 from .trained_model import TrainedModel
 from .turns import Turn
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .. import events
-from ..events import Clip, EngineClip, Unscale, WrapperUnscale, ZeroGrad
-from .fence import Fence
-from .sampling.losses import Losses
-from .trainings import Trainings
+from ... import events
+from ...events import Clip, EngineClip, Unscale, WrapperUnscale, ZeroGrad
+from ..fence import Fence
+from ..sampling.losses import Losses
+from ..trainings.trainings import Trainings
 
 
 class GradientEvents:

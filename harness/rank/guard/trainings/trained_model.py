@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..training.parameters import Modules, Watched, count_foreign, is_complete, watched
-from .posting.posts import Post
-from .process import world
-from .sampling.gradient_samples import Leftovers
-from .sampling.optimizers import kind_of
-from .sampling.weight_sums import FinalSums, WeightSums
+from ...training.parameters import Modules, Watched, count_foreign, is_complete, watched
+from ..posting.posts import Post
+from ..process import world
+from ..sampling.gradient_samples import Leftovers
+from ..sampling.optimizers import kind_of
+from ..sampling.weight_sums import FinalSums, WeightSums
 
 
 class TrainedModel:

@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from .. import events
-from ..events import Gradients, ScalerStep, Step, WrapperStep
-from .checks.views import Alarm
-from .data.rows import Rows
-from .facts import facts_of, masks_asked_for, planned_micro_batches
-from .fence import Fence
-from .posting.posts import Post
-from .process import makes_state, rank, world
-from .reporting.account import Account
-from .sampling.collectives import Collectives
-from .sampling.losses import Losses
-from .sampling.optimizers import instead_of_gradients
-from .settings import report_in
-from .states.schedules import Schedules
-from .training import Training
-from .trainings import Trainings
+from ... import events
+from ...events import Gradients, ScalerStep, Step, WrapperStep
+from ..checks.views import Alarm
+from ..data.rows import Rows
+from ..facts import facts_of, masks_asked_for, planned_micro_batches
+from ..fence import Fence
+from ..posting.posts import Post
+from ..process import makes_state, rank, world
+from ..reporting.account import Account
+from ..sampling.collectives import Collectives
+from ..sampling.losses import Losses
+from ..sampling.optimizers import instead_of_gradients
+from ..settings import report_in
+from ..states.schedules import Schedules
+from ..trainings.training import Training
+from ..trainings.trainings import Trainings
 
 
 class StepEvents:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from .. import events
-from ..events import Joined, NewOptimizer, NewScaler, ScalerStep, Step
-from .data.rows import Rows
+from ... import events
+from ...events import Joined, NewOptimizer, NewScaler, ScalerStep, Step
+from ..data.rows import Rows
+from ..fence import Fence
+from ..states.schedules import Schedules
 from .earlier import Earlier
-from .fence import Fence
-from .states.schedules import Schedules
 from .training import UNNUMBERED, Training
 
 MOST_OPTIMIZERS = 8

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .posting.budget import FIRST_CHECKS
-from .posting.posts import Post
-from .sampling.backwards import Backwards
-from .sampling.clips import Clips
-from .sampling.gradient_samples import GradientSamples
-from .sampling.samples import Positions, chosen, joined, largest
-from .sampling.update_samples import UpdateSamples
+from ..posting.budget import FIRST_CHECKS
+from ..posting.posts import Post
+from ..sampling.backwards import Backwards
+from ..sampling.clips import Clips
+from ..sampling.gradient_samples import GradientSamples
+from ..sampling.samples import Positions, chosen, joined, largest
+from ..sampling.update_samples import UpdateSamples
 from .trained_model import TrainedModel
 
 Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from .. import events
-from ..events import Backward, GraphBackward, StageBackward, StageGradients
-from ..training.parameters import Modules
-from ..training.torch_layouts import inner_optimizer
-from .callers import place_of_caller
-from .data.rows import Rows
-from .fence import Fence
-from .process import captures
-from .sampling.collectives import Collectives
-from .sampling.losses import Losses
-from .trainings import Trainings
+from ... import events
+from ...events import Backward, GraphBackward, StageBackward, StageGradients
+from ...training.parameters import Modules
+from ...training.torch_layouts import inner_optimizer
+from ..callers import place_of_caller
+from ..data.rows import Rows
+from ..fence import Fence
+from ..process import captures
+from ..sampling.collectives import Collectives
+from ..sampling.losses import Losses
+from ..trainings.trainings import Trainings
 
 
 class BackwardEvents:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..events import (
+from ...events import (
     Checkpoint,
     FilledState,
     Load,
@@ -18,13 +18,13 @@ from ..events import (
     SavedTensors,
     instrument,
 )
-from .data.rows import Rows
-from .fence import Fence
-from .posting.posts import Pass
-from .states.schedules import Schedules
-from .states.training_states import FILLED, WRITTEN
-from .training import Training
-from .trainings import Trainings
+from ..data.rows import Rows
+from ..fence import Fence
+from ..posting.posts import Pass
+from ..states.schedules import Schedules
+from ..states.training_states import FILLED, WRITTEN
+from ..trainings.training import Training
+from ..trainings.trainings import Trainings
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched: limits of time."""

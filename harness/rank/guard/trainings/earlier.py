@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from .live_objects import objects
-from .sampling.optimizers import is_constructed
+from ..live_objects import objects
+from ..sampling.optimizers import is_constructed
 
 OPTIMIZER = "torch.optim.optimizer.Optimizer"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..events import MergedAdapter, instrument
-from .fence import Fence
-from .posting.posts import LocalAlarm
-from .reporting.account import Account
-from .training import Training
+from ...events import MergedAdapter, instrument
+from ..fence import Fence
+from ..posting.posts import LocalAlarm
+from ..reporting.account import Account
+from ..trainings.training import Training
 
 ROWS, SEED = 8, 0
 UNEQUAL = 0.02
