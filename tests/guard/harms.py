@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from harness.rank.guard.reporting import account, mailbox
 from harness.rank.guard.sampling import gradient_samples
-from harness.rank.guard.subscribers import backwards
+from harness.rank.guard.subscribers import backward_events
 from harness.rank.guard.trainings import trained_model, training, trainings
 
 STEP = 7
@@ -62,7 +62,7 @@ def first_handler_fails() -> BeforeStep:
 def captures_graph() -> BeforeStep:
     """A CUDA graph is captured in the first steps, as torch would say on a GPU."""
     captured = [True]
-    vars(backwards)["captures"] = lambda: captured[0]
+    vars(backward_events)["captures"] = lambda: captured[0]
 
     def before(step: int) -> None:
         captured[0] = step < STEP

@@ -15,11 +15,11 @@ from .sampling.losses import Losses
 from .sampling.optimizers import has_constructed_any
 from .settings import Settings
 from .states.schedules import Schedules
-from .subscribers.backwards import BackwardEvents
-from .subscribers.gradients import GradientEvents
+from .subscribers.backward_events import BackwardEvents
+from .subscribers.gradient_events import GradientEvents
 from .subscribers.merges import Merges
 from .subscribers.saves import Checkpoints
-from .subscribers.steps import StepEvents
+from .subscribers.step_events import StepEvents
 from .trainings.trainings import Trainings
 
 FIRST = 1000
