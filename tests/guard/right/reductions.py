@@ -76,6 +76,23 @@ def _groups(by_size: bool, per_epoch: int = 10) -> Steps:
 
 
 @loop
+def accumulation_of_all_ranks() -> Steps:
+    """Four micro-batches are those of all ranks together: each rank has two, divided by four, and
+    the gradients are summed."""
+    model, accumulation_steps = Net(), 4
+    optimizer, data = torch.optim.AdamW(model.parameters(), 1e-3), batches()
+    while True:
+        for _ in range(accumulation_steps // dist.get_world_size()):
+            loss = classes_loss(model, next(data))
+            (loss / accumulation_steps).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
 def last_micro_batch_apart() -> Steps:
     """As torch's documentation of no_sync does it."""
     model = parallel(Net())

@@ -165,7 +165,12 @@ micro-batches. In the right loop ``reductions.short_fifth_group`` each fifth ste
 
 def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
     """Steps have as many micro-batches as their losses are divided by. That may be another number
-    than before, as in a curriculum."""
+    than before, as in a curriculum, and a plan may be that of all ranks, whose gradients are summed
+    (the right loop ``reductions.accumulation_of_all_ranks``)."""
+    if len(views) > 1 and not (memory.gradients.has_factor and memory.compared.get("gradients")):
+        return
+    if abs(losses.total * memory.gradients.factor - 1) <= LOSS_NEAR:
+        return
     plans = {view.post.losses.planned for view in views}
     plan = max(memory.losses.most_micro, plans.pop() if len(plans) == 1 else 0)
     is_early = losses.micro < plan and abs(losses.total * plan / losses.micro - 1) <= LOSS_NEAR
