@@ -11,7 +11,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .common import CLASSES, WIDTH, Net, Steps, Table, batches, loop, parallel, trained, weights_of
+from .common import (
+    CLASSES,
+    WIDTH,
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    parallel,
+    trained,
+    weights_of,
+)
 
 
 def _by(loss_of: Any, data: Any = None, model: Any = None) -> Steps:
@@ -479,6 +491,20 @@ def fewer_and_fewer_micro_batches() -> Steps:
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        yield model, loss
+
+
+@loop
+def half_of_a_loss_and_a_plan() -> Steps:
+    """A weight of the loop's own, which is 1 by the micro-batches that it could accumulate."""
+    accumulation = 2
+    model = parallel(Net())
+    optimizer, data = torch.optim.AdamW(model.parameters(), 1e-3), batches()
+    while True:
+        loss = 0.5 * classes_loss(model, next(data))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=accumulation > 0)
         yield model, loss
 
 

@@ -165,11 +165,15 @@ micro-batches. In the right loop ``reductions.short_fifth_group`` each fifth ste
 
 def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator[Alarm]:
     """Steps have as many micro-batches as their losses are divided by. That may be another number
-    than before, as in a curriculum, and a plan may be that of all ranks, whose gradients are summed
-    (the right loop ``reductions.accumulation_of_all_ranks``)."""
-    if len(views) > 1 and not (memory.gradients.has_factor and memory.compared.get("gradients")):
-        return
-    if abs(losses.total * memory.gradients.factor - 1) <= LOSS_NEAR:
+    than before, as in a curriculum.
+
+    A plan may be that of all ranks, whose gradients are summed (the right loop
+    ``reductions.accumulation_of_all_ranks``), and a number may be a weight of the loop's own
+    (``losses.half_of_a_loss_and_a_plan``)."""
+    is_compared = memory.gradients.has_factor and bool(memory.compared.get("gradients"))
+    is_summed = abs(losses.total * memory.gradients.factor - 1) <= LOSS_NEAR
+    has_own_weight = any(view.post.losses.weight != 1 for view in views)
+    if (len(views) > 1 and not is_compared) or is_summed or has_own_weight:
         return
     plans = {view.post.losses.planned for view in views}
     plan = max(memory.losses.most_micro, plans.pop() if len(plans) == 1 else 0)
