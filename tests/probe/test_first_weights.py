@@ -15,8 +15,8 @@ from harness.rank.probe.findings.untrained import SAMPLED, recorded, sample
 from harness.rank.probe.recording.noise import Noise
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.first_weights import note_frozen, other_frozen, other_trained
 from harness.training.probe.layouts import Layout
+from harness.training.probe.other_environment import note_frozen, other_frozen, other_trained
 from harness.training.probe.probe_report import _kind
 from tests.group import in_group
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.training.probe.compare.plausibility import ALONG
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
+from harness.training.probe.slopes import ALONG
 from tests.probe.probing import Probing, first_broken, refused
 
 GIVEN = "--batch-size {rows} --accum {k}"

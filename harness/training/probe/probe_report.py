@@ -16,8 +16,7 @@ from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, whole_run
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.mistakes import in_words
+from harness.training.probe.compare.faults import Broken, in_words, several
 from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN
 from harness.training.probe.layouts import (
     ACCUMULATION,

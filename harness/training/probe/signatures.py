@@ -22,10 +22,11 @@ from harness.rank.probe.findings import frozen, saves, workers
 from harness.rank.probe.findings.unlike import UNLIKE
 from harness.rank.probe.recording import losses
 from harness.system.files import write_whole
+from harness.training.probe import slopes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, plausibility, whole_run
 from harness.training.probe.compare.comparison import OTHER_LOSS, Compared
-from harness.training.probe.compare.mistakes import term
+from harness.training.probe.compare.faults import term
 from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.training.probe.notes import without_numbers
 from harness.training.probe.prober import Loop
@@ -48,7 +49,7 @@ SUSPECT = (
     plausibility.IN_EVALUATION,
     plausibility.LOST,
     plausibility.SAME_ORDER,
-    plausibility.ALONG,
+    slopes.ALONG,
     OTHER_LOSS,
     workers.WORKERS,
     saves.SAVED,

@@ -10,8 +10,7 @@ from typing import Any
 from harness.bugs.api.numbers import near
 from harness.rank.probe.findings.saves import CUT, OTHERS, WHOLE
 from harness.rank.probe.findings.schedules import HALF, LOWEST
-from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.mistakes import in_words, meaning
+from harness.training.probe.compare.faults import Broken, in_words, meaning, several
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.rank import compare
 from harness.rank.compare import SAFE, Named
-from harness.training.probe.compare.mistakes import NEAR
+from harness.training.probe.compare.faults import NEAR
 from harness.training.probe.where.digests import (
     WHOLE,
     Factors,
