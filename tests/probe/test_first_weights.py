@@ -94,7 +94,7 @@ def carry_over(rank: int, folder: Path) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     weight = distribute_tensor(torch.zeros(5, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
-    noise = Noise(exchange.Assignment("", False, [], "", "", 1, [], shift=str(folder / "shift")))
+    noise = Noise(exchange.Assignment("", False, [], "", "", shift=str(folder / "shift")))
     noise.move("weight", weight, of_engine=False)
     if not torch.equal(weight.full_tensor(), torch.arange(10.0).reshape(5, 2)):
         raise AssertionError("it has other values")

@@ -13,9 +13,9 @@ from harness.rank.probe.recording.draws import Draws
 from harness.training.probe.compare.reference import without_cleared
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
-from harness.training.probe.where import place
 from harness.training.probe.where.locate import _by_factor
 from harness.training.probe.where.modules import Evidence, first_place
+from harness.training.probe.where.place import Stage
 
 
 def recorded(*gradients: dict[str, Any]) -> Any:
@@ -37,10 +37,10 @@ ROUTER = {"unlike": ["TopKRouter may balance experts"]}
 
 @pytest.mark.parametrize(
     ("first", "same_rows", "expected"),
-    [({}, False, place.REDUCTION), (ROUTER, False, ""), ({}, True, "")],
+    [({}, False, Stage.REDUCTION), (ROUTER, False, None), ({}, True, None)],
 )
 def test_a_right_loss_leaves_the_reduction_only_if_nothing_else_is_possible(
-    first: dict[str, Any], same_rows: bool, expected: str
+    first: dict[str, Any], same_rows: bool, expected: Stage | None
 ) -> None:
     one = recorded({})
     evidence = Evidence("2 ranks", one, one, one, 1.0)

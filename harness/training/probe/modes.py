@@ -14,8 +14,9 @@ from functools import partial
 
 from harness.rank.compare import SAFE, Spread, distances, length, share, spread
 from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED, SAME_MASKS
+from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, in_directions, several
+from harness.training.probe.compare.faults import Broken, in_directions
 from harness.training.probe.compare.reference import Reference, as_one, unclipped
 from harness.training.probe.layouts import (
     CHECKPOINTING,

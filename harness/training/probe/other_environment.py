@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.rank.compare import length
+from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, several
+from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Reference, as_one
 from harness.training.probe.layouts import Layout, reference
 from harness.training.probe.notes import notes_on_reference, relevant, remarks, without_numbers

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 from harness.bugs.api.numbers import named
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
-from harness.system.text import count, listed
+from harness.system.text import count, listed, several
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, whole_run
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, in_words, several
+from harness.training.probe.compare.faults import Broken, in_words
 from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN
 from harness.training.probe.layouts import (
     ACCUMULATION,

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from harness.run.server_pool import Pool
@@ -46,18 +46,12 @@ class Loop:
 
     def settings(self) -> Settings:
         usual = loops.USUAL[self.script]
+        names = {each.name for each in fields(Settings)} & {each.name for each in fields(self)}
         return Settings(
-            rows=self.rows,
-            ranks=self.ranks,
-            k=self.k,
-            steps=self.steps,
-            at=self.at,
             save=usual.save or None,
             resume=usual.resume or None,
             same_rows=usual.same_rows,
-            layouts=self.layouts,
-            relations=self.relations,
-            other_seed=self.other_seed,
+            **{name: getattr(self, name) for name in names},
         )
 
     def target(self) -> Target:

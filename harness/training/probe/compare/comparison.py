@@ -11,9 +11,9 @@ from typing import Any
 from harness.bugs.api.numbers import finite
 from harness.rank.compare import SAFE, Named, length, masked, norm, worst
 from harness.system.errors import Inconclusive
-from harness.system.text import QUOTED, count, listed
+from harness.system.text import QUOTED, count, listed, several
 from harness.training.probe.compare import plausibility
-from harness.training.probe.compare.faults import Broken, several
+from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
 from harness.training.probe.compare.optimizers import unheld
 from harness.training.probe.compare.reference import (

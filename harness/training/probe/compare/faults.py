@@ -51,10 +51,6 @@ def meaning(ratio: float, world: int, k: int) -> str:
     return MISTAKES[mistake][0] if mistake else ""
 
 
-SHOWN = 3
-"""Names that a message lists."""
-
-
 @dataclass(frozen=True)
 class Broken:
     """A relation that does not hold at a step."""
@@ -106,12 +102,6 @@ def meaning_at(moment: Moment, ratio: float) -> str:
 
 def ratio_text(moment: Moment, ratio: float) -> str:
     return in_words(ratio, meaning_at(moment, ratio))
-
-
-def several(names: Iterable[str]) -> str:
-    names = list(names)
-    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + remainder
 
 
 def several_ranks(ranks: Iterable[int]) -> str:

@@ -8,13 +8,12 @@ from harness.detectors.arithmetic import Projection
 from harness.rank import compare
 from harness.rank.compare import Named
 from harness.rank.probe.modes import KEPT, RECOMPUTED
+from harness.system.text import SHOWN, several
 from harness.training.probe.compare.faults import (
-    SHOWN,
     Broken,
     described,
     meaning_of,
     ratio_text,
-    several,
     several_ranks,
 )
 from harness.training.probe.compare.micro_batch_weights import weights_of_micro_batches

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.system.text import count
-from harness.training.probe.compare.faults import Broken, several
+from harness.system.text import count, several
+from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.runner import Step
 

@@ -14,7 +14,7 @@ from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, s
 from harness.detectors.rows import have_same_order
 from harness.rank.compare import Named, are_near, norm, share
 from harness.rank.probe.recording.parameters import COPY
-from harness.training.probe.compare.faults import several
+from harness.system.text import several
 from harness.training.probe.compare.optimizers import note_on_unheld, why_without_gradient
 from harness.training.probe.compare.reference import Reference, rows_of, unclipped
 from harness.training.probe.runner import Step

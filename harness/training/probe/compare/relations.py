@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.rank.compare import length
+from harness.system.text import several
 from harness.training.probe.compare.faults import (
     Broken,
     described,
     meaning_at,
     meaning_of,
     ratio_text,
-    several,
     several_ranks,
 )
 from harness.training.probe.compare.gradients import clipped, gradient

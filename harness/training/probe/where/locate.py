@@ -29,38 +29,23 @@ from harness.training.probe.runner import Run
 from harness.training.probe.session import Session
 from harness.training.probe.where.digests import Recorded
 from harness.training.probe.where.modules import Evidence, distances, first_place, unlike_factors
-from harness.training.probe.where.place import (
-    ACCUMULATION,
-    BACKWARD,
-    CHECKPOINT,
-    CLIPPING,
-    EVALUATION,
-    LOADER,
-    LOSS,
-    OPTIMIZER,
-    REDUCTION,
-    SCHEDULE,
-    WEIGHTS,
-    Place,
-    of_stage,
-    undetermined,
-)
+from harness.training.probe.where.place import Place, Stage, of_stage, undetermined
 
 OF_RELATION = {
-    "weights": WEIGHTS,
-    "optimizer": CHECKPOINT,
-    "average": CHECKPOINT,
-    "samples": LOADER,
-    "steps": LOADER,
-    "order of samples": LOADER,
-    "stale gradients": ACCUMULATION,
-    "clipped gradient": CLIPPING,
-    "learning rate": SCHEDULE,
-    "schedule": SCHEDULE,
-    "update": OPTIMIZER,
-    "optimizer's parameters": OPTIMIZER,
-    "evaluation": EVALUATION,
-    "checkpoint": CHECKPOINT,
+    "weights": Stage.WEIGHTS,
+    "optimizer": Stage.CHECKPOINT,
+    "average": Stage.CHECKPOINT,
+    "samples": Stage.LOADER,
+    "steps": Stage.LOADER,
+    "order of samples": Stage.LOADER,
+    "stale gradients": Stage.ACCUMULATION,
+    "clipped gradient": Stage.CLIPPING,
+    "learning rate": Stage.SCHEDULE,
+    "schedule": Stage.SCHEDULE,
+    "update": Stage.OPTIMIZER,
+    "optimizer's parameters": Stage.OPTIMIZER,
+    "evaluation": Stage.EVALUATION,
+    "checkpoint": Stage.CHECKPOINT,
 }
 """The stages of relations that have one."""
 
@@ -80,7 +65,7 @@ def locate(comparison: Compared, session: Session) -> Place:
         return undetermined(layout.name, "no step of it was compared")
     if max(len(one["clips"]) for one in moment.ranks) > len(moment.expected["clips"]):
         remark = ": a step clips them more often than in the reference"
-        return of_stage(layout.name, CLIPPING, remark)
+        return of_stage(layout.name, Stage.CLIPPING, remark)
     by_rank = layout.kind == RANKS_RESUME
     runs = _watched(moment, session, by_rank)
     evidence, why = None, "the model could not be watched"
@@ -111,23 +96,25 @@ def _stage_of_relation(comparison: Compared) -> Place | None:
         return None
     if relation == BETWEEN:
         text = "the weights between two steps, which something else than the optimizer changes"
-        return Place(name, WEIGHTS, text)
+        return Place(name, Stage.WEIGHTS, text)
     if relation == WITH_DROPOUT:
-        return Place(name, BACKWARD, "the backward of what draws random numbers, such as dropout")
+        return Place(
+            name, Stage.BACKWARD, "the backward of what draws random numbers, such as dropout"
+        )
     stage, remark = OF_RELATION.get(relation), ""
     if stage is None:
         return undetermined(name, f"nothing is known about the stage of: {relation}")
     if relation == "weights" and resumed:
-        stage = CHECKPOINT
+        stage = Stage.CHECKPOINT
     elif relation == "samples" and text.startswith("a step came after"):
-        stage, remark = ACCUMULATION, ", which ends too early"
-    elif stage == ACCUMULATION:
+        stage, remark = Stage.ACCUMULATION, ", which ends too early"
+    elif stage == Stage.ACCUMULATION:
         remark = ": those of the step before are not cleared"
-    elif stage == OPTIMIZER:
+    elif stage == Stage.OPTIMIZER:
         moment = comparison.moment
         clips = moment is not None and moment.ranks[0].get("clipping")
         remark = ", which clips the gradients, too" if clips else ""
-    elif stage in (LOADER, SCHEDULE) and resumed:
+    elif stage in (Stage.LOADER, Stage.SCHEDULE) and resumed:
         remark = ", after the resume"
     return of_stage(name, stage, remark)
 
@@ -169,7 +156,7 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
     are not known."""
     name = evidence.layout
     if unlike_factors(evidence):
-        return of_stage(name, LOSS, ": the micro-batches have unlike factors")
+        return of_stage(name, Stage.LOSS, ": the micro-batches have unlike factors")
     factors = [*(evidence.factors or {}).values()]
     if not factors or by_rank:
         return None
@@ -180,7 +167,7 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
         quantity = moment.gradient_quantity
         part = compare.share(moment.ranks[0][quantity], moment.owned(0, moment.expected[quantity]))
         if part.is_factor and near(part.ratio, mean, share=NEAR):
-            return of_stage(name, LOSS)
+            return of_stage(name, Stage.LOSS)
         is_sum = near(mean * ranks, 1.0, within=NEAR)
         late = moment.ranks[0].get("stage") is not None and near(mean, moment.layout.k, share=NEAR)
         if not (is_sum or late):
@@ -214,24 +201,24 @@ def stage_of_gradients(moment: Moment) -> Place:
         summed = near(part.ratio * moment.layout.rank_factor, 1.0, within=NEAR)
         if summed and not near(reduced.ratio, part.ratio, share=NEAR):
             return _after_backward(moment, name)  # the ranks' gradients are to be summed
-        return of_stage(name, LOSS)
+        return of_stage(name, Stage.LOSS)
     weights = weights_in(moment, expected)
     if weights and not are_level(weights.values()):
-        return of_stage(name, LOSS, ": the micro-batches have unlike weights")
+        return of_stage(name, Stage.LOSS, ": the micro-batches have unlike weights")
     return undetermined(name, "each micro-batch has another gradient than in the reference")
 
 
 def _after_backward(moment: Moment, name: str) -> Place:
     """The stage between the backward and the step, if every micro-batch's gradient is right."""
     if moment.layout.rank_factor == 1:
-        return of_stage(name, ACCUMULATION)
+        return of_stage(name, Stage.ACCUMULATION)
     if moment.layout.k == 1:
-        return of_stage(name, REDUCTION)
+        return of_stage(name, Stage.REDUCTION)
     weights = weights_in(moment, moment.ranks[0][moment.gradient_quantity])
     by_rank = ([w for (r, _), w in weights.items() if r == n] for n in range(len(moment.ranks)))
     several = [each for each in by_rank if len(each) > 1]
     if several and all(map(are_level, several)):
-        return of_stage(name, REDUCTION)
+        return of_stage(name, Stage.REDUCTION)
     if several:
-        return of_stage(name, ACCUMULATION, ", or their reduction over the ranks")
-    return of_stage(name, REDUCTION, ", or the accumulation before it")
+        return of_stage(name, Stage.ACCUMULATION, ", or their reduction over the ranks")
+    return of_stage(name, Stage.REDUCTION, ", or the accumulation before it")

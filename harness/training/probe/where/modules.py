@@ -22,15 +22,7 @@ from harness.training.probe.where.digests import (
     is_comparable,
     unsure,
 )
-from harness.training.probe.where.place import (
-    BACKWARD,
-    FORWARD,
-    LOSS,
-    Distance,
-    Place,
-    of_stage,
-    undetermined,
-)
+from harness.training.probe.where.place import Distance, Place, Stage, of_stage, undetermined
 
 MATERIAL = 0.01
 """What is off by less than this part of what the gradient is off by is not its cause."""
@@ -109,7 +101,7 @@ def first_place(evidence: Evidence) -> Place | None:
         if gradient and evidence.factors is None:
             return None
         if gradient and _is_shapeless(evidence):
-            return of_stage(evidence.layout, LOSS, ": its gradient has another direction")
+            return of_stage(evidence.layout, Stage.LOSS, ": its gradient has another direction")
         wrong_keys = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
         if (key := next(wrong_keys, None)) is not None:
             return _place(evidence, key)
@@ -138,13 +130,13 @@ def _place(evidence: Evidence, key: Key) -> Place:
     name = key.module, key.often
     from_itself = key.is_input == key.gradient
     if from_itself and not _blind(evidence, key):
-        return _named(evidence, name, BACKWARD if key.gradient else FORWARD)
+        return _named(evidence, name, Stage.BACKWARD if key.gradient else Stage.FORWARD)
     parent = evidence.recorded.parents[name]
-    direction = BACKWARD if key.gradient else FORWARD
+    direction = Stage.BACKWARD if key.gradient else Stage.FORWARD
     call = evidence.recorded.calls[name]
     if key.gradient and not from_itself and _is_of_loss(evidence, key):
         text = f": what it does with an output of {_called(*_title(call))}"
-        return of_stage(evidence.layout, LOSS, text)
+        return of_stage(evidence.layout, Stage.LOSS, text)
     if key.gradient and not from_itself and evidence.is_from_another_rank(key):
         text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
         return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
@@ -187,7 +179,7 @@ def _blind(evidence: Evidence, key: Key) -> bool:
 
 
 def _named(
-    evidence: Evidence, name: tuple[str, int], direction: str, how: str = "", line: int = 0
+    evidence: Evidence, name: tuple[str, int], direction: Stage, how: str = "", line: int = 0
 ) -> Place:
     """A module as a place, with the line of its forward, or that of its call."""
     call = evidence.recorded.calls[name]
@@ -247,7 +239,7 @@ def _of_parameters(evidence: Evidence) -> Place | None:
         return None
     if not _wrong_in_the_end(evidence).keys() & set(off):  # as a temperature that is returned
         text = f": it scales the gradients of the others, and not that of {off[0]}"
-        return of_stage(evidence.layout, LOSS, text)
+        return of_stage(evidence.layout, Stage.LOSS, text)
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
     owners = {_owner(evidence, name): name for name in reversed(off)}
     placed = sorted(owners, key=lambda name: order.index(name) if name in order else sys.maxsize)
@@ -256,7 +248,7 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     parameter = owners[placed[0]].removeprefix(placed[0]).removeprefix(".")
     number = next(often for name, often in evidence.recorded.calls if name == placed[0])
     how = f": the gradient of {parameter}"
-    return _named(evidence, (placed[0], number), BACKWARD, how)
+    return _named(evidence, (placed[0], number), Stage.BACKWARD, how)
 
 
 def _wrong_in_the_end(evidence: Evidence) -> dict[str, float]:
