@@ -53,6 +53,8 @@ NONE_MADE = (
     ", and made none in {} backwards. probe sees no weights that a script changes by itself: let "
     "an optimizer, such as torch.optim.SGD, take the steps"
 )
+SPAWN = re.compile(r"\b(mp|multiprocessing)\.spawn\(")
+"""Matches a script that seems to start its own ranks."""
 SPAWNS = (
     "The script starts its own processes (mp.spawn), which probe does not watch. Have each process "
     "of torchrun run one rank"
@@ -175,14 +177,6 @@ class Runner:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
-
-    @property
-    def _spawns(self) -> bool:
-        """Whether the script seems to start its own ranks."""
-        file = self.target.file
-        return file is not None and "mp.spawn(" in file.read_text(errors="replace").replace(
-            "multiprocessing.spawn(", "mp.spawn("
-        )
 
     @property
     def lane(self) -> Lane:
@@ -363,7 +357,8 @@ class Runner:
                 failure = "the script ended its process itself (os._exit)"
             elif not min(map(len, ranks)):
                 failure, ranks = _no_step(records), []
-        if failure and self._spawns:
+        file = self.target.file
+        if failure and file and SPAWN.search(file.read_text(errors="replace")):
             failure = f"{failure.strip()}. {SPAWNS}"
         self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
         if not layout.saves:  # what a run saves, the next one loads

@@ -47,8 +47,14 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
     details = [_only_some(moment, tensors, expected, names, part), _unlike_ranks(moment, quantity)]
     if quantity == "grad" and not moment.clipping and not any(details):
         details.append(weights_of_micro_batches(moment, rank))
+    norms = [
+        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none"
+        for one in (*moment.ranks, moment.expected)
+    ]
     if moment.expected["clips"] or moment.ranks[0]["clips"]:
-        details.append(_clips(moment))
+        norm_list = ", ".join(norms[:-1])
+        text = f"clipping saw the norm {norm_list} (by rank), in the reference {norms[-1]}"
+        details.append(text)
     factor = f"{described(moment, part)} the reference's"
     if part.is_factor and _is_alike(part) and len(names) < len(expected):
         count = f"{len(names)} of {len(expected)} parameters"
@@ -120,14 +126,6 @@ def _unlike_ranks(moment: Moment, quantity: str) -> str:
         ratio = ratio_text(moment, mean.ratio)
         text += f"; their mean is {ratio} the reference's: they are not averaged"
     return text
-
-
-def _clips(moment: Moment) -> str:
-    norms = ", ".join(
-        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in moment.ranks
-    )
-    expected_norm = f"{moment.expected['clips'][0][1]:.4g}" if moment.expected["clips"] else "none"
-    return f"clipping saw the norm {norms} (by rank), in the reference {expected_norm}"
 
 
 GRADIENTS = ("gradient", "clipped gradient")

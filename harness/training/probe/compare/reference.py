@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 from harness.bugs.api.numbers import finite
@@ -323,43 +323,28 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
     """A rank's steps with the names that the reference has for the same parameters."""
     if not steps:
         return []
-    names, targets = set(steps[0]["update"]), set(expected["update"])
-    rename = _numbered(steps[0].get("stage"), names, targets) or _renaming(names, targets)
+    rename = _renaming(set(steps[0]["update"]), set(expected["update"]), steps[0].get("stage"))
     return [_renamed(step, rename) for step in steps] if rename else list(steps)
 
 
-def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable[[str], str] | None:
-    """Adds the number of a rank's first stage to the names of its parameters; None unless the
-    reference has all of these names."""
-
-    def with_stage(name: str) -> str:
-        return f"{stage}.{name}" if f"{stage}.{name}" in targets else name
-
-    labels = {with_stage(name) for name in names}
-    return with_stage if stage is not None and labels != names and labels <= targets else None
-
-
-def _renaming(names: set[str], targets: set[str]) -> Callable[[str], str] | None:
-    """Adds a prefix to names, or removes one, so that all are ``targets``; None without one."""
-    if not names or names & targets:
-        return None
-    first_name = min(names)
-    for target in targets:
-        for rename in (
-            partial(_without, first_name.removesuffix(target)),
-            partial(_with, target.removesuffix(first_name)),
-        ):
-            if {rename(name) for name in names} <= targets:
-                return rename
+def _renaming(names: set[str], targets: set[str], stage: int | None) -> Callable[[str], str] | None:
+    """Adds the number of a rank's first stage to names, or adds a prefix, or removes one, so that
+    all are ``targets``; None if nothing does."""
+    renamings: list[Callable[[str], str]] = []
+    if stage is not None:
+        renamings.append(lambda n: f"{stage}.{n}" if f"{stage}.{n}" in targets else n)
+    first_name = min(names, default="")
+    for target in targets if not names & targets else ():
+        less, more = first_name.removesuffix(target), target.removesuffix(first_name)
+        if less.endswith("."):
+            renamings.append(methodcaller("removeprefix", less))
+        if more.endswith("."):
+            renamings.append(more.__add__)
+    for rename in renamings:
+        renamed = {rename(name) for name in names}
+        if renamed != names and renamed <= targets:
+            return rename
     return None
-
-
-def _without(prefix: str, name: str) -> str:
-    return name.removeprefix(prefix) if prefix.endswith(".") else name
-
-
-def _with(prefix: str, name: str) -> str:
-    return prefix + name if prefix.endswith(".") else name
 
 
 def _renamed(step: Step, rename: Callable[[str], str]) -> Step:

@@ -76,9 +76,8 @@ def locate(comparison: Compared, session: Session) -> Place:
         is_coarser = layout.kind == AGAINST and coarsest > moment.expected["coarse"]
         coarser = coarsest if is_coarser else 0.0
         evidence = Evidence(layout.name, recorded, base, perturbed, _off(moment), coarser)
-        if (place := first_place(evidence)) is not None:
-            return place
-        place, why = _by_factor(evidence, moment, by_rank), "every module agrees with the reference"
+        place = first_place(evidence) or _by_factor(evidence, moment, by_rank)
+        why = "every module agrees with the reference"
     if place is None and by_rank:
         place = undetermined(layout.name, why)
     elif place is None:

@@ -100,18 +100,13 @@ def first_place(evidence: Evidence) -> Place | None:
     for gradient in (False, True):
         if gradient and evidence.factors is None:
             return None
-        if gradient and _is_shapeless(evidence):
+        first = evidence.first_gradient
+        if gradient and first is not None and evidence.is_wrong(first):  # no multiple of it
             return of_stage(evidence.layout, Stage.LOSS, ": its gradient has another direction")
         wrong_keys = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
         if (key := next(wrong_keys, None)) is not None:
             return _place(evidence, key)
     return _of_parameters(evidence)
-
-
-def _is_shapeless(evidence: Evidence) -> bool:
-    """Whether the gradient that the loss gives is no multiple of the reference's."""
-    key = evidence.first_gradient
-    return key is not None and evidence.is_wrong(key)
 
 
 def unlike_factors(evidence: Evidence) -> bool:
@@ -135,17 +130,17 @@ def _place(evidence: Evidence, key: Key) -> Place:
     direction = Stage.BACKWARD if key.gradient else Stage.FORWARD
     call = evidence.recorded.calls[name]
     if key.gradient and not from_itself and _is_of_loss(evidence, key):
-        text = f": what it does with an output of {_called(*_title(call))}"
+        text = f": what it does with an output of {_called(call)}"
         return of_stage(evidence.layout, Stage.LOSS, text)
     if key.gradient and not from_itself and evidence.is_from_another_rank(key):
-        text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
-        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+        text = f"{direction}, between two ranks: the gradient that {_called(call)} gets"
+        return Place(evidence.layout, direction, text)
     if parent is None and not key.gradient and evidence.recorded.same_rows:
         # What a stage of a pipeline is given comes from another rank.
         return undetermined(evidence.layout, "the ranks have parts of the model, not of the rows")
     if parent is None:
-        text = f"{direction}, outside of the modules, at the call of {_called(*_title(call))}"
-        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+        text = f"{direction}, outside of the modules, at the call of {_called(call)}"
+        return Place(evidence.layout, direction, text)
     side = "after" if key.gradient and not key.is_input else "before"
     title = call["name"].removeprefix(f"{parent[0]}.") or call["kind"]
     how = "" if from_itself else f", {side} it {'called' if side == 'after' else 'calls'} {title}"
@@ -189,29 +184,25 @@ def _named(
         file, line_of_parent = evidence.recorded.calls[parent]["source"]
         own_line, line = evidence.recorded.calls[name]["line"] or line_of_parent, 0
         name, parent = parent, evidence.recorded.parents[parent]
-    title, kind = _title(call)
     at = _source(file, line or own_line) if file and OF_TORCH not in file else ""
     again = ", computed again for the backward," if call["again"] else ""
-    text = f"{direction}{again} of {_called(title, kind, at)}{how}"
+    text = f"{direction}{again} of {_called(call, at)}{how}"
     return Place(
         evidence.layout,
         direction,
         text,
         call["name"],
-        kind,
+        call["kind"],
         file if at else "",
         (line or own_line) if at else 0,
-        tuple(distances(evidence)),
     )
 
 
-def _title(call: Mapping[str, str]) -> tuple[str, str]:
-    return call["name"], call["kind"]
-
-
-def _called(title: str, kind: str, at: str = "") -> str:
-    remark = ", ".join(filter(None, (kind if title else "", at)))
-    return f"{title or kind} ({remark})" if remark else title or kind
+def _called(call: Mapping[str, str], at: str = "") -> str:
+    """The name of a module that was called, with its class and a line."""
+    remark = ", ".join(filter(None, (call["name"] and call["kind"], at)))
+    title = call["name"] or call["kind"]
+    return f"{title} ({remark})" if remark else title
 
 
 def _source(file: str, line: int) -> str:
@@ -237,7 +228,11 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     ]
     if not off or 2 * len(off) > len(expected):
         return None
-    if not _wrong_in_the_end(evidence).keys() & set(off):  # as a temperature that is returned
+    # What the optimizer steps with: a temperature that is returned may be right in the end.
+    ends = [one.run.ranks[0][-1]["grad"] for one in (evidence.recorded, evidence.reference)]
+    end = evidence.perturbed.run.ranks[0][-1]["grad"]
+    both = {name: ends[1][name] for name in ends[1] if name in ends[0]}
+    if not compare.astray(ends[0], both, compare.spread([end], both)).keys() & set(off):
         text = f": it scales the gradients of the others, and not that of {off[0]}"
         return of_stage(evidence.layout, Stage.LOSS, text)
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
@@ -249,16 +244,6 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     number = next(often for name, often in evidence.recorded.calls if name == placed[0])
     how = f": the gradient of {parameter}"
     return _named(evidence, (placed[0], number), Stage.BACKWARD, how)
-
-
-def _wrong_in_the_end(evidence: Evidence) -> dict[str, float]:
-    """The parameters with which the optimizer would step otherwise than in the reference."""
-    recorded, reference, perturbed = (
-        one.run.ranks[0][-1]["grad"]
-        for one in (evidence.recorded, evidence.reference, evidence.perturbed)
-    )
-    both = {name: reference[name] for name in reference if name in recorded}
-    return compare.astray(recorded, both, compare.spread([perturbed], both))
 
 
 def _owner(evidence: Evidence, parameter: str) -> str:
