@@ -64,7 +64,7 @@ class Watch:
         keeps_batch = bool(assignment.relations)
         self.model = MicroBatches(self.record, self.noise, self._meet, keeps_batch, assignment.rows)
         self.engine: Engine | None = None
-        self.reported = losses.Reported()
+        self.reported: losses.Losses = []
         self.schedules = Schedules()
         self.optimizers, self.workers = Optimizers(), Workers()
         is_compared = assignment.perturb is None and not int(os.environ.get("RANK", 0))
@@ -113,7 +113,7 @@ class Watch:
             "infinite": self.record.finite.text() or current.get("overflow", ""),
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
-            "reported": self.reported.values,
+            "reported": self.reported,
             "saves": self.saves.entries,
             "end": self.end,
             "releases": _releases(),
@@ -143,7 +143,7 @@ class Watch:
             or (moves and not self.assignment.mode)
         )
         compiled.install(eager, self.model.around_compiled)
-        self.reported.install(lambda: len(self.record.seen) - 1)
+        losses.note_reports(self.reported, lambda: len(self.record.seen) - 1)
         for watcher in (self.schedules, self.optimizers, self.workers, self.saves, self.frozen):
             watcher.install()
         self.model.on_evaluation = self.saves.evaluate

@@ -145,54 +145,48 @@ def _written(written: Written) -> str:
 
 def headline(answers: Answers) -> str:
     """What was found, in one sentence."""
-    broken = [layout for layout in answers.layouts if layout.broken]
-    if broken:
-        faults: dict[str, list[str]] = {_fault(comparison): [] for comparison in broken}
+    script, layouts = answers.script, answers.layouts
+    if broken := [comparison for comparison in layouts if comparison.broken]:
+        faults: dict[str, list[str]] = {}
         for comparison in broken:
             layout = comparison.layout
-            faults[_fault(comparison)].append(WRONG_MODE.get(layout.kind) or where(layout))
+            place = WRONG_MODE.get(layout.kind) or where(layout)
+            faults.setdefault(_fault(comparison), []).append(place)
         clauses = (f"{listed(places)}, {fault}" for fault, places in faults.items())
         is_other = all(comparison.layout.kind == AGAINST for comparison in broken)
         verdict = "does not train the same" if is_other else "is not right"
-        return f"{answers.script} {verdict}: {'; '.join(clauses)}"
-    if wrong_relations := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
-        names = listed([RELATION_NAMES[name] for name in wrong_relations])
-        return f"the model of {answers.script} is not right: {names}"
-    if answers.relations and not answers.layouts:
-        right_relations = [
-            RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT
-        ]
-        text_ = f" is right: {listed(right_relations)}" if right_relations else ": no answer"
-        return f"the model of {answers.script}{text_}"
-    silent = [layout for layout in answers.layouts if layout.no_answer]
-    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
-    compared = listed(
-        [where(comparison.layout) for comparison in answers.layouts if not comparison.no_answer]
+        return f"{script} {verdict}: {'; '.join(clauses)}"
+    wrong, right = (
+        listed([RELATION_NAMES[n] for n, (status_, _) in answers.relations.items() if status_ == s])
+        for s in (WRONG, RIGHT)
     )
-    agreement = f"{answers.script} trains the same {compared}" if compared else ""
-    if silent or not agreement:
-        gone = (
-            f"{answers.script}: no answer "
-            f"{listed([where(comparison.layout) for comparison in silent])}"
-        )
-        return (f"{gone}; it trains the same {compared}" if agreement else gone) + suspect
+    if wrong:
+        return f"the model of {script} is not right: {wrong}"
+    if answers.relations and not layouts:
+        return f"the model of {script}{f' is right: {right}' if right else ': no answer'}"
+    silent, compared = (
+        listed([where(one.layout) for one in layouts if bool(one.no_answer) == is_silent])
+        for is_silent in (True, False)
+    )
+    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
+    if silent or not compared:
+        agreement = f"; it trains the same {compared}" if compared else ""
+        return f"{script}: no answer {silent}{agreement}{suspect}"
     unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
-    return f"{agreement}{unseen}{suspect}"
+    return f"{script} trains the same {compared}{unseen}{suspect}"
 
 
 def status(comparison: Compared) -> str:
     """A line about a layout that was just compared."""
-    if comparison.no_answer:
-        return f"{comparison.layout.name}: no answer"
-    return (
-        f"{comparison.layout.name}: "
-        f"{_fault(comparison) if comparison.broken else 'as the reference'}"
-    )
+    outcome = _fault(comparison) if comparison.broken else comparison.status
+    return f"{comparison.layout.name}: {outcome}"
 
 
 def where(layout: Layout) -> str:
     """A layout in the words of a user: ``on 2 ranks``."""
     ranks = f"on {layout.world} ranks"
+    divided, _, environment = layout.name.partition(", ")
+    on = f" on {divided}" if layout.world > layout.base or layout.k > 1 else ""
     return {
         RANKS: ranks,
         ACCUMULATION: f"with {layout.k} micro-batches",
@@ -200,18 +194,12 @@ def where(layout: Layout) -> str:
         RESUME: "after a stop and resume",
         RANKS_RESUME: f"after a stop and resume {ranks}",
         SEED: "with another seed",
-        AGAINST: _in_other(layout),
+        AGAINST: f"with {environment}{on}",
     }.get(layout.kind, layout.name)
 
 
 WRONG_MODE = {COMPILE: "with torch.compile", CHECKPOINTING: "with recomputation"}
 """What is wrong if a mode is not as the reference: it may be the reference that uses it."""
-
-
-def _in_other(layout: Layout) -> str:
-    divided, _, environment = layout.name.partition(", ")
-    on = f" on {divided}" if layout.world > layout.base or layout.k > 1 else ""
-    return f"with {environment}{on}"
 
 
 def _fault(comparison: Compared) -> str:

@@ -54,7 +54,12 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _outside(steps)
     yield from _clipped_scaled(steps[0])
     yield from left_in_evaluation(steps)
-    yield from _jump([step["lr"][0] for step in steps if step["number"] == steps[0]["number"]])
+    rates = [step["lr"][0] for step in steps if step["number"] == steps[0]["number"]]
+    if begins_with_jump(rates, JUMP):  # a warmup begins with the second step
+        yield (
+            f"{FALLS} from {rates[0]:.4g} to {rates[1]:.4g} after the first step, and "
+            f"then rises to {rates[2]:.4g}: the first step was not taken with the schedule's rate"
+        )
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from same_order([rows_of(step) for step in steps])
@@ -156,26 +161,19 @@ def left_in_evaluation(steps: Sequence[Step]) -> Iterator[str]:
         )
 
 
-def _jump(rates: Sequence[float]) -> Iterator[str]:
-    """A warmup that begins with the second step."""
-    if begins_with_jump(rates, JUMP):
-        yield (
-            f"{FALLS} from {rates[0]:.4g} to {rates[1]:.4g} after the first step, and "
-            f"then rises to {rates[2]:.4g}: the first step was not taken with the schedule's rate"
-        )
-
-
 def _applied(step: Step) -> Iterator[str]:
     """A first step that differs from what the optimizer's formula gives for its gradient."""
     size = norm(step["grad"])
     clipping, rate = step["clipping"], step["lr"][0]
-    is_computable = step["fresh"] and clipping is not None
-    if not (is_computable and rate and 0 < size < LARGEST):
+    if not (step["fresh"] and clipping is not None and rate and 0 < size < LARGEST):
         return
     clip_factor = min(1.0, clipping / size) if clipping else 1.0
     expected = _formula(step, rate, clip_factor)
-    if expected is None or _drowned(step, expected):
+    if expected is None:
         return
+    rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
+    if float(rounded**0.5) > APPLIED * norm(expected):
+        return  # the rounding of the weights hides the step
     ratio = share(step["update"], expected).ratio
     if near(ratio, 1.0, share=APPLIED):
         return
@@ -205,12 +203,6 @@ def _formula(step: Step, rate: float, clipped: float) -> Named | None:
         for name, gradient in step["grad"].items()
     }
     return None if any(update is None for update in updates.values()) else updates
-
-
-def _drowned(step: Step, expected: Named) -> bool:
-    """Whether the rounding of the weights hides the step."""
-    rounded = sum((step["eps"][n] / 2 * norm({n: step["before"][n]})) ** 2 for n in expected)
-    return float(rounded**0.5) > APPLIED * norm(expected)
 
 
 def _lost(steps: Sequence[Step]) -> Iterator[str]:
