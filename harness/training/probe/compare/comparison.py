@@ -43,6 +43,8 @@ OTHER_LOSS = "the loss of the layout"
 
 FEWER = "has fewer rows than the first"
 
+SMALLER = "let it begin with a smaller scale"
+
 LARGE = 1e6
 """A weight above this was hardly initialised."""
 
@@ -96,8 +98,8 @@ class LocalGradients:
     with a rate of 0 does not show whether it does."""
 
     broken: list[Broken] = field(default_factory=list)
-    step: int = 0
     moment: Moment | None = None
+    """The first step that has them."""
     averaged: bool = False
 
     def without(self, moment: Moment, faults: list[Broken]) -> list[Broken]:
@@ -106,8 +108,8 @@ class LocalGradients:
         if not excused:
             return faults
         self.averaged |= is_updated(moment, {name for one in excused for name in one.parameters})
-        if not self.broken:
-            self.broken, self.step, self.moment = faults, moment.number + 1, moment
+        if self.moment is None:
+            self.broken, self.moment = faults, moment
         return harmful(one for one in faults if one not in excused)
 
 
@@ -124,13 +126,10 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     local_gradients = LocalGradients()
     if not run.failure:
         comparison = _compared(comparison, run, reference, same_rows, local_gradients)
-    if local_gradients.broken and not local_gradients.averaged:
-        comparison.broken, comparison.step, comparison.no_answer = (
-            local_gradients.broken,
-            local_gradients.step,
-            "",
-        )
+    if local_gradients.moment is not None and not local_gradients.averaged:
+        comparison.broken, comparison.no_answer = local_gradients.broken, ""
         comparison.moment = local_gradients.moment
+        comparison.step = local_gradients.moment.number + 1
     if run.layout.resumed and comparison.has_other_samples:
         cause, rows = comparison.broken[0], rows_after_resume(run, reference.steps)
         comparison.broken[0] = replace(cause, details=(*cause.details, rows))
@@ -145,7 +144,12 @@ def _compared(
     local_gradients: LocalGradients,
 ) -> Compared:
     start = run.layout.first
-    comparison.no_answer = _no_steps(run, reference)
+    if len(reference.steps) <= start:
+        comparison.no_answer = (
+            f"the reference took {len(reference.steps)} steps: none follows the stop"
+        )
+    elif run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
+        comparison.no_answer = f"the scaler of the loss skipped steps: {SMALLER}"
     if comparison.no_answer:
         return comparison
     ranks = [as_in(reference.steps[start], steps) for steps in run.ranks]
@@ -265,16 +269,6 @@ def _numbered(steps: Iterable[int]) -> str:
     return f"step{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
-def _no_steps(run: Run, reference: Reference) -> str:
-    """Why no steps of the reference match those of a resumed run; empty if they do."""
-    start = run.layout.first
-    if len(reference.steps) <= start:
-        return f"the reference took {len(reference.steps)} steps: none follows the stop"
-    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
-        return "the scaler of the loss skipped steps: let it begin with a smaller scale"
-    return ""
-
-
 def _why_infinite(step: Step) -> str:
     """Why nothing can be compared with this step of a reference; empty if it is finite."""
     if not finite(norm(step["raw"] or {})) or not finite(norm(step["grad"])):
@@ -329,8 +323,7 @@ def _incomparable(moment: Moment) -> str:
         if step["skipped"] != moment.expected["skipped"]:
             return (
                 f"the scaler of the loss skipped {step['skipped']} steps before step "
-                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: let it begin "
-                "with a smaller scale"
+                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: {SMALLER}"
             )
         owned = moment.owned(rank, moment.expected["grad"])
         for name, gradient in owned.items():

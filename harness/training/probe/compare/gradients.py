@@ -40,7 +40,7 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    tensors, expected = moment.ranks[rank][quantity], moment.owned(rank, moment.expected[quantity])
+    tensors, expected = moment.pair(rank, quantity)
     part = compare.share(tensors, expected)
     clips = len(moment.ranks[rank]["clips"]), len(moment.expected["clips"])
     often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""

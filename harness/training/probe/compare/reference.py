@@ -276,6 +276,10 @@ class Moment:
         }
         return {rank: list(names) for rank, names in off.items() if names}
 
+    def pair(self, rank: int, quantity: str) -> tuple[Named, Named]:
+        """A quantity of a rank, and what it should be."""
+        return self.ranks[rank][quantity], self.owned(rank, self.expected[quantity])
+
     def mean(self, quantity: str, expected: Named) -> Named:
         """The mean of a quantity over the ranks, with the names of ``expected``."""
         return {

@@ -63,8 +63,8 @@ def outside(moment: Moment) -> Broken | None:
     Before the first step of a layout, nobody knows what they were."""
     if moment.is_first:
         return None
-    for rank, step in enumerate(moment.ranks):
-        changes, expected = step["outside"], moment.owned(rank, moment.expected["outside"])
+    for rank in range(len(moment.ranks)):
+        changes, expected = moment.pair(rank, "outside")
         off = [
             name
             for name in dict.fromkeys([*changes, *expected])
@@ -210,9 +210,7 @@ def update(moment: Moment) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    part = compare.share(
-        moment.ranks[rank]["update"], moment.owned(rank, moment.expected["update"])
-    )
+    part = compare.share(*moment.pair(rank, "update"))
     text = f"{several_ranks(off)}: {described(moment, part)} the reference's; {several(names)}"
     return Broken("update", text, part.ratio, meaning_of(moment, part), tuple(names), tuple(off))
 

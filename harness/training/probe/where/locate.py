@@ -163,8 +163,7 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
     mean = sum(factors) / len(factors) / ranks
     is_right = near(mean, 1.0, within=NEAR)
     if not is_right:
-        quantity = moment.gradient_quantity
-        part = compare.share(moment.ranks[0][quantity], moment.owned(0, moment.expected[quantity]))
+        part = compare.share(*moment.pair(0, moment.gradient_quantity))
         if part.is_factor and near(part.ratio, mean, share=NEAR):
             return of_stage(name, Stage.LOSS)
         is_sum = near(mean * ranks, 1.0, within=NEAR)
