@@ -27,7 +27,6 @@ or releases of --pins that cannot be installed, 3 no answer. docs/probe.md expla
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -69,7 +68,7 @@ from harness.system.code import is_importable
 from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.system.machine import cache_folder, own_folder, why_no_gpus
+from harness.system.machine import cache_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
 from harness.training.guard import known
@@ -374,19 +373,15 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
             ours = environment.of_interpreter(Path(options.python), packages_of_patches).interpreter
             edits.patched_copies(options.patches, ours.packages if ours else {}, Path(patched))
         for number, one in enumerate(options.environments):
-            own = Path(folder, str(number))
-            own.mkdir()
-            key = hashlib.sha256(one.python.encode()).hexdigest()[:12]
-            extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
+            site = stack.enter_context(_site(one, progress))
             runner = Runner(
                 chosen,
                 settings,
-                own,
-                extensions,
+                Path(folder, str(number)),
                 one.python,
                 options.timeout,
                 pool,
-                os.pathsep.join(filter(None, [patched, stack.enter_context(_site(one, progress))])),
+                os.pathsep.join(filter(None, (patched, site))),
                 numbers,
                 as_written=options.as_written,
             )

@@ -312,20 +312,16 @@ def as_junit(answers: Answers, seconds: float) -> str:
         time=f"{seconds:.2f}",
     )
     for comparison in answers.layouts:
-        case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname="probe",
-            name=comparison.layout.name,
-            time=f"{comparison.seconds:.2f}",
-        )
+        seconds_of_case = f"{comparison.seconds:.2f}"
+        names = {"classname": "probe", "name": comparison.layout.name, "time": seconds_of_case}
+        case = ElementTree.SubElement(suite, "testcase", names)
         if comparison.no_answer:
-            ElementTree.SubElement(
-                case, "error", message=comparison.no_answer
-            ).text = comparison.log
+            what, message, body = "error", comparison.no_answer, comparison.log
         elif comparison.broken:
             cause = comparison.broken[0]
-            message = f"{cause.relation} at step {comparison.step}: {cause.text}"
-            lines = (f"{one.relation}: {one.text}" for one in comparison.broken)
-            ElementTree.SubElement(case, "failure", message=message).text = "\n".join(lines)
+            what, message = "failure", f"{cause.relation} at step {comparison.step}: {cause.text}"
+            body = "\n".join(f"{one.relation}: {one.text}" for one in comparison.broken)
+        else:
+            continue
+        ElementTree.SubElement(case, what, message=message).text = body
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

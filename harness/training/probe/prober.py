@@ -81,24 +81,27 @@ class Prober:
 
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""
-        extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
+        sites = [self.site, *([self.other] if self.other else [])]
         with (
             tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
-            ExitStack() as runners,
+            ExitStack() as stack,
         ):
-
-            def runner(name: str, site: Path | None) -> Runner:
-                place = Path(folder, name)
-                place.mkdir()
-                where = place, extensions, sys.executable
-                packages = str(site or "")
-                return runners.enter_context(
-                    Runner(target, settings, *where, self.timeout, self.pool, packages, self.gpus)
+            runners = [
+                stack.enter_context(
+                    Runner(
+                        target,
+                        settings,
+                        Path(folder, str(number)),
+                        sys.executable,
+                        self.timeout,
+                        self.pool,
+                        str(site or ""),
+                        self.gpus,
+                    )
                 )
-
-            base_runner = runner("first", self.site)
-            other_runner = runner("other", self.other) if self.other else None
-            return probe(base_runner, settings, other=other_runner)
+                for number, site in enumerate(sites)
+            ]
+            return probe(runners[0], settings, other=next(iter(runners[1:]), None))
 
 
 @contextmanager

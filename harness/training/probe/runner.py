@@ -156,7 +156,6 @@ class Runner:
     settings: Settings
     folder: Path
     """For everything that is recorded; temporary."""
-    extensions: Path
     python: str
     timeout: float
     """Seconds for one layout."""
@@ -178,6 +177,12 @@ class Runner:
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
+    @cached_property
+    def extensions(self) -> Path:
+        """The folder with what an interpreter compiles and imports for scripts."""
+        key = hashlib.sha256(self.python.encode()).hexdigest()[:12]
+        return own_folder(cache_folder(), "extensions") / f"probe-{key}"
+
     @property
     def lane(self) -> Lane:
         return Lane.GPU if self.gpus else Lane.CPU
@@ -186,6 +191,7 @@ class Runner:
         # Layouts would share GPUs: one at a time, as each has the first ones.
         at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
         self._workers = ThreadPoolExecutor(at_once, "probe")
+        self.folder.mkdir(exist_ok=True)
         self._imports, _ = self._write_imports(), self._folders
         short = len(str(self.folder)) <= LONGEST_PATH
         self._temporary = self.folder if short else Path(tempfile.mkdtemp(dir="/tmp"))

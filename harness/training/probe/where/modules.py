@@ -184,7 +184,10 @@ def _named(
         file, line_of_parent = evidence.recorded.calls[parent]["source"]
         own_line, line = evidence.recorded.calls[name]["line"] or line_of_parent, 0
         name, parent = parent, evidence.recorded.parents[parent]
-    at = _source(file, line or own_line) if file and OF_TORCH not in file else ""
+    at, line = "", line or own_line
+    if file and OF_TORCH not in file:  # in a package, by its path in site-packages
+        short = file.rpartition(SITE)[2] if SITE in file else Path(file).name
+        at = f"{short}:{line}" if line else short
     again = ", computed again for the backward," if call["again"] else ""
     text = f"{direction}{again} of {_called(call, at)}{how}"
     return Place(
@@ -194,7 +197,7 @@ def _named(
         call["name"],
         call["kind"],
         file if at else "",
-        (line or own_line) if at else 0,
+        line if at else 0,
     )
 
 
@@ -205,16 +208,13 @@ def _called(call: Mapping[str, str], at: str = "") -> str:
     return f"{title} ({remark})" if remark else title
 
 
-def _source(file: str, line: int) -> str:
-    """A line of a file: of a package by its path in site-packages, otherwise by its name."""
-    short = file.rpartition(SITE)[2] if SITE in file else Path(file).name
-    return f"{short}:{line}" if line else short
-
-
 def _of_parameters(evidence: Evidence) -> Place | None:
     """The module whose parameters get another gradient, though its inputs get the right one."""
     whole = _gradients(evidence.reference, {})
-    shards = _shards(evidence.recorded, whole)
+    parts = [part for steps in evidence.recorded.run.ranks for part in steps[-1]["parts"]]
+    shards = {  # of which a rank has only a part, as under tensor parallelism
+        n for part in parts for n, g in part.items() if n in whole and g.shape != whole[n].shape
+    }
     expected = {name: gradient for name, gradient in whole.items() if name not in shards}
     if not expected or evidence.factors is None:
         return None
@@ -252,14 +252,6 @@ def _owner(evidence: Evidence, parameter: str) -> str:
     parts = parameter.split(".")
     ends = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
     return next((name for name in ends if name in names), "")
-
-
-def _shards(recorded: Recorded, whole: Named) -> set[str]:
-    """The parameters of which a rank has only a part, as under tensor parallelism."""
-    parts = [part for steps in recorded.run.ranks for part in steps[-1]["parts"]]
-    return {
-        n for part in parts for n, g in part.items() if n in whole and g.shape != whole[n].shape
-    }
 
 
 def _gradients(recorded: Recorded, factors: Factors, shards: Collection[str] = ()) -> Named:
