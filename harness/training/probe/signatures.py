@@ -292,7 +292,9 @@ def with_signature(
     parts = _parts(signs)
     for name in catalog.sound() if news else ():
         signature = read(catalog.folder(name))
-        if signature is None or not _fits(signature, news, layouts):
+        kinds = {one.kind for one in signature.signs} if signature is not None else set()
+        kinds = {kind for kind in kinds if kind[0] in ("", *layouts)}
+        if signature is None or not (kinds and kinds <= news):  # all that it shows was found
             continue
         if not signature.parts <= parts or (signature.is_of_parts_of_a_model and not same_rows):
             continue
@@ -303,13 +305,6 @@ def with_signature(
         have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
         if scenario.subject in have and (why := affected(name, have)):
             yield KnownBug(name, scenario.title, why)
-
-
-def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
-    """Whether everything that the bug shows in these layouts was found."""
-    kinds = {one.kind for one in signature.signs}
-    kinds_in_layouts = {kind for kind in kinds if kind[0] in ("", *layouts)}
-    return bool(kinds_in_layouts) and kinds_in_layouts <= news
 
 
 def _parts(signs: Iterable[Sign]) -> set[str]:

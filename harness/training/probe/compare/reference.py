@@ -41,26 +41,25 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
     With the steps of a reference (``expected``), only where its step has as many rows as are left.
     A loop that clears the gradients of each micro-batch is wrong, and has trained on all of them.
     """
-    steps = list(zip(*run.ranks, strict=False))
-    gone = set()
-    for number, step in enumerate(steps):
+    gone: dict[int, list[Step]] = {}
+    for number, step in enumerate(zip(*run.ranks, strict=False)):
         if not any(one["cleared"] or one["unused"] for one in step):
             continue
         at = run.layout.first + number
-        rank_steps = [_without_cleared(one) for one in step]
+        remainder = [_without_cleared(one) for one in step]
         if not expected or (
-            at < len(expected) and _count(rank_steps, same_rows) == _count([expected[at]], False)
+            at < len(expected) and _count(remainder, same_rows) == _count([expected[at]], False)
         ):
-            gone.add(number)
+            gone[number] = remainder
     if not gone:
         return run
     ranks = [
-        [_without_cleared(one) if n in gone else one for n, one in enumerate(steps)]
-        for steps in run.ranks
+        [gone[n][rank] if n in gone else step for n, step in enumerate(steps)]
+        for rank, steps in enumerate(run.ranks)
     ]
     seen_rows = [
-        [[*chain(*rank[n]["rows"])] if n in gone else rows for n, rows in enumerate(of_rank)]
-        for of_rank, rank in zip(run.seen, ranks, strict=True)
+        [rows_of(gone[n][rank]) if n in gone else rows for n, rows in enumerate(of_rank)]
+        for rank, of_rank in enumerate(run.seen)
     ]
     return replace(run, ranks=ranks, seen=seen_rows)
 
