@@ -13,9 +13,8 @@ MODULES = (
     Distance("embed", "Embedding", 0.0, None, 1e-6),
     Distance("<b>", "Attention", 0.5, 2.0, 1e-6),
 )
-PLACE = Place(
-    "2 ranks", Stage.FORWARD, "forward of <b> (Attention)", "<b>", "Attention", "", 0, MODULES
-)
+TEXT = "forward of <b> (Attention)"
+PLACE = Place(Stage.FORWARD, TEXT, "<b>", "Attention", layout="2 ranks", distances=MODULES)
 
 
 def test_the_page_has_the_place_and_escapes_it() -> None:

@@ -27,7 +27,7 @@ def recorded(*gradients: dict[str, Any]) -> Any:
 def test_parts_of_a_parameter_are_left_out() -> None:
     whole = recorded({"weight": numpy.ones((4, 2)), "bias": numpy.ones(4)})
     part = {"weight": numpy.ones((2, 2)), "bias": numpy.ones(4)}
-    evidence = Evidence("2 ranks", recorded(part, part), whole, whole, 1.0)
+    evidence = Evidence(recorded(part, part), whole, whole, 1.0)
     vars(evidence)["factors"] = {(0, 0): 1.0, (1, 0): 1.0}
     assert first_place(evidence) is None
 
@@ -43,7 +43,7 @@ def test_a_right_loss_leaves_the_reduction_only_if_nothing_else_is_possible(
     first: dict[str, Any], same_rows: bool, expected: Stage | None
 ) -> None:
     one = recorded({})
-    evidence = Evidence("2 ranks", one, one, one, 1.0)
+    evidence = Evidence(one, one, one, 1.0)
     factor = 1.0 if same_rows else 2.0  # the mean over two ranks
     vars(evidence).update(factors={(0, 0): factor, (1, 0): factor}, first_gradient=None)
     moment: Any = SimpleNamespace(

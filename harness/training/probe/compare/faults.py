@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import Projection
-from harness.training.probe.compare.reference import Moment
 
 NEAR = 2e-3
 """How far (as a fraction) a ratio may be from a mistake's."""
@@ -74,10 +73,6 @@ def in_words(ratio: float, meaning: str, of: str = "") -> str:
     return f"{factor} times{of}" + (f" ({meaning})" if meaning else "")
 
 
-def described(moment: Moment, part: Projection) -> str:
-    return in_directions(part, meaning_of(moment, part))
-
-
 def in_directions(part: Projection, meaning: str = "") -> str:
     """A ratio in words, with how much has another direction."""
     if part.is_factor:
@@ -85,23 +80,6 @@ def in_directions(part: Projection, meaning: str = "") -> str:
     if not finite(part.ratio):
         return "not finite, unlike"
     return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
-
-
-def meaning_of(moment: Moment, part: Projection) -> str:
-    return meaning_at(moment, part.ratio) if part.is_factor else ""
-
-
-def meaning_at(moment: Moment, ratio: float) -> str:
-    """What a ratio says. Where fewer micro-batches are left for a step, as at the end of an epoch,
-    it may be divided by the number that others have."""
-    count, k = moment.fewer_micro_batches, moment.layout.k
-    if count and near(ratio, count / k, share=NEAR):
-        return f"{count} of {k} micro-batches, divided by {k}"
-    return meaning(ratio, moment.layout.rank_factor, k)
-
-
-def ratio_text(moment: Moment, ratio: float) -> str:
-    return in_words(ratio, meaning_at(moment, ratio))
 
 
 def several_ranks(ranks: Iterable[int]) -> str:

@@ -8,9 +8,11 @@ from itertools import chain
 from operator import methodcaller
 from typing import Any
 
-from harness.bugs.api.numbers import finite
+from harness.bugs.api.numbers import finite, near
+from harness.detectors.arithmetic import Projection
 from harness.rank import compare
 from harness.rank.compare import Array, Named, Spread
+from harness.training.probe.compare.faults import NEAR, in_directions, in_words, meaning
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run, Step
 
@@ -227,6 +229,23 @@ class Moment:
         ranks; otherwise 0."""
         counts = {len(one["rows"]) for one in self.ranks}
         return min(counts) if len(counts) == 1 and min(counts) < self.layout.k else 0
+
+    def meaning(self, ratio: float) -> str:
+        """What a ratio says. Where fewer micro-batches are left for a step, as at the end of an
+        epoch, it may be divided by the number that others have."""
+        count, k = self.fewer_micro_batches, self.layout.k
+        if count and near(ratio, count / k, share=NEAR):
+            return f"{count} of {k} micro-batches, divided by {k}"
+        return meaning(ratio, self.layout.rank_factor, k)
+
+    def meaning_of(self, part: Projection) -> str:
+        return self.meaning(part.ratio) if part.is_factor else ""
+
+    def in_words(self, ratio: float | Projection) -> str:
+        """A ratio, or a part of a tensor, with what it says."""
+        if isinstance(ratio, Projection):
+            return in_directions(ratio, self.meaning_of(ratio))
+        return in_words(ratio, self.meaning(ratio))
 
     @property
     def clipping(self) -> bool:

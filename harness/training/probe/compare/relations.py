@@ -15,14 +15,7 @@ from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.rank.compare import length
 from harness.system.text import several
-from harness.training.probe.compare.faults import (
-    Broken,
-    described,
-    meaning_at,
-    meaning_of,
-    ratio_text,
-    several_ranks,
-)
+from harness.training.probe.compare.faults import Broken, several_ranks
 from harness.training.probe.compare.gradients import clipped, gradient
 from harness.training.probe.compare.reference import Moment, rows_of
 
@@ -176,8 +169,8 @@ def loss(moment: Moment) -> Broken | None:
     if near(mean, expected, within=compare.SAFE * moment.reference.loss_spread(moment.number)):
         return None
     ratio = mean / expected if expected else float("nan")
-    text = f"{mean:.6g}; the reference has {expected:.6g}: {ratio_text(moment, ratio)}"
-    return Broken("loss", text, ratio, meaning_at(moment, ratio))
+    text = f"{mean:.6g}; the reference has {expected:.6g}: {moment.in_words(ratio)}"
+    return Broken("loss", text, ratio, moment.meaning(ratio))
 
 
 def mean_loss(moment: Moment) -> float:
@@ -211,8 +204,8 @@ def update(moment: Moment) -> Broken | None:
         return None
     rank, names = next(iter(off.items()))
     part = compare.share(*moment.pair(rank, "update"))
-    text = f"{several_ranks(off)}: {described(moment, part)} the reference's; {several(names)}"
-    return Broken("update", text, part.ratio, meaning_of(moment, part), tuple(names), tuple(off))
+    text = f"{several_ranks(off)}: {moment.in_words(part)} the reference's; {several(names)}"
+    return Broken("update", text, part.ratio, moment.meaning_of(part), tuple(names), tuple(off))
 
 
 def average(moment: Moment) -> Broken | None:

@@ -56,53 +56,54 @@ FACTOR = 1e-3
 def locate(comparison: Compared, session: Session) -> Place:
     """The place where a layout with a broken relation parts from the reference. A wrong gradient
     needs three more runs, up to the wrong step."""
-    if (place := _stage_of_relation(comparison)) is not None:
-        return place
-    moment, layout = comparison.moment, comparison.layout
-    if moment is None and layout.kind == COMPILE:
-        return undetermined(layout.name, "probe does not look into compiled code")
+    place = _stage_of_relation(comparison) or _place_of_gradient(comparison, session)
+    return replace(place, layout=comparison.layout.name)
+
+
+def _place_of_gradient(comparison: Compared, session: Session) -> Place:
+    moment, kind = comparison.moment, comparison.layout.kind
     if moment is None:
-        return undetermined(layout.name, "no step of it was compared")
+        is_compiled = kind == COMPILE
+        why = (
+            "probe does not look into compiled code"
+            if is_compiled
+            else "no step of it was compared"
+        )
+        return undetermined(why)
     if max(len(one["clips"]) for one in moment.ranks) > len(moment.expected["clips"]):
-        remark = ": a step clips them more often than in the reference"
-        return of_stage(layout.name, Stage.CLIPPING, remark)
-    by_rank = layout.kind == RANKS_RESUME
+        return of_stage(Stage.CLIPPING, ": a step clips them more often than in the reference")
+    by_rank = kind == RANKS_RESUME
     runs = _watched(moment, session, by_rank)
-    evidence, why = None, "the model could not be watched"
-    if not any(run.failure for run in runs):
-        base, perturbed, recorded = (Recorded(run, session.settings.same_rows) for run in runs)
-        # The types of another environment may have fewer bits.
-        coarsest = max(one["coarse"] for one in moment.ranks)
-        is_coarser = layout.kind == AGAINST and coarsest > moment.expected["coarse"]
-        coarser = coarsest if is_coarser else 0.0
-        evidence = Evidence(layout.name, recorded, base, perturbed, _off(moment), coarser)
-        place = first_place(evidence) or _by_factor(evidence, moment, by_rank)
-        why = "every module agrees with the reference"
+    if any(run.failure for run in runs):
+        why = "the model could not be watched"
+        return undetermined(why) if by_rank else stage_of_gradients(moment)
+    base, perturbed, recorded = (Recorded(run, session.settings.same_rows) for run in runs)
+    # The types of another environment may have fewer bits.
+    coarsest = max(one["coarse"] for one in moment.ranks)
+    is_coarser = kind == AGAINST and coarsest > moment.expected["coarse"]
+    evidence = Evidence(recorded, base, perturbed, _off(moment), coarsest if is_coarser else 0.0)
+    place = first_place(evidence) or _by_factor(evidence, moment, by_rank)
     if place is None and by_rank:
-        place = undetermined(layout.name, why)
-    elif place is None:
-        place = replace(stage_of_gradients(moment), layout=layout.name)
-    return place if evidence is None else replace(place, distances=tuple(distances(evidence)))
+        place = undetermined("every module agrees with the reference")
+    return replace(place or stage_of_gradients(moment), distances=tuple(distances(evidence)))
 
 
 def _stage_of_relation(comparison: Compared) -> Place | None:
     """The stage of the first broken relation; None for a gradient, which may be wrong in many. A
     loss alone harms nothing, so what follows it counts."""
-    name, resumed = comparison.layout.name, comparison.layout.resumed
+    resumed = comparison.layout.resumed
     faults = [one for one in comparison.broken if one.relation != "loss"] or comparison.broken
     relation, text = faults[0].relation, faults[0].text
     if relation == "gradient":
         return None
     if relation == BETWEEN:
         text = "the weights between two steps, which something else than the optimizer changes"
-        return Place(name, Stage.WEIGHTS, text)
+        return Place(Stage.WEIGHTS, text)
     if relation == WITH_DROPOUT:
-        return Place(
-            name, Stage.BACKWARD, "the backward of what draws random numbers, such as dropout"
-        )
+        return Place(Stage.BACKWARD, "the backward of what draws random numbers, such as dropout")
     stage, remark = OF_RELATION.get(relation), ""
     if stage is None:
-        return undetermined(name, f"nothing is known about the stage of: {relation}")
+        return undetermined(f"nothing is known about the stage of: {relation}")
     if relation == "weights" and resumed:
         stage = Stage.CHECKPOINT
     elif relation == "samples" and text.startswith("a step came after"):
@@ -115,7 +116,7 @@ def _stage_of_relation(comparison: Compared) -> Place | None:
         remark = ", which clips the gradients, too" if clips else ""
     elif stage in (Stage.LOADER, Stage.SCHEDULE) and resumed:
         remark = ", after the resume"
-    return of_stage(name, stage, remark)
+    return of_stage(stage, remark)
 
 
 def _watched(moment: Moment, session: Session, by_rank: bool) -> list[Run]:
@@ -153,9 +154,8 @@ def _off(moment: Moment) -> float:
 def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | None:
     """The loss, if its factors explain the gradient; what follows, if they are right; None if they
     are not known."""
-    name = evidence.layout
     if unlike_factors(evidence):
-        return of_stage(name, Stage.LOSS, ": the micro-batches have unlike factors")
+        return of_stage(Stage.LOSS, ": the micro-batches have unlike factors")
     factors = [*(evidence.factors or {}).values()]
     if not factors or by_rank:
         return None
@@ -165,58 +165,58 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
     if not is_right:
         part = compare.share(*moment.pair(0, moment.gradient_quantity))
         if part.is_factor and near(part.ratio, mean, share=NEAR):
-            return of_stage(name, Stage.LOSS)
+            return of_stage(Stage.LOSS)
         is_sum = near(mean * ranks, 1.0, within=NEAR)
         late = moment.ranks[0].get("stage") is not None and near(mean, moment.layout.k, share=NEAR)
         if not (is_sum or late):
             return None
     if moment.reference.steps[0].get("unlike"):
-        return undetermined(name, "a module depends by design on how rows are divided")
+        return undetermined("a module depends by design on how rows are divided")
     has_parts = all(any(one["parts"]) for one in moment.ranks)
     if is_right and moment.layout.rank_factor > 1 and (moment.same_rows or has_parts):
-        return replace(stage_of_gradients(moment), layout=name)
-    return _after_backward(moment, name)
+        return stage_of_gradients(moment)
+    return _after_backward(moment)
 
 
 def stage_of_gradients(moment: Moment) -> Place:
     """The stage in which a gradient becomes wrong, by those of the micro-batches."""
-    name, quantity = moment.layout.name, moment.gradient_quantity
+    quantity = moment.gradient_quantity
     expected = moment.expected[quantity]
     if moment.same_rows and moment.layout.world > 1:
-        return undetermined(name, "the ranks have parts of the model, not of the rows")
+        return undetermined("the ranks have parts of the model, not of the rows")
     if not all(any(one["parts"]) for one in moment.ranks):
-        return undetermined(name, "the gradients of single micro-batches are not known")
+        return undetermined("the gradients of single micro-batches are not known")
     parts = [part for one in moment.ranks for part in one["parts"]]
     mean = {
         n: sum((part[n] for part in parts if n in part), tensor * 0) / len(moment.ranks)
         for n, tensor in expected.items()
     }
     if not compare.astray(mean, expected, moment.spread(quantity)):
-        return _after_backward(moment, name)
+        return _after_backward(moment)
     part = compare.share(mean, expected)
     reduced = compare.share(moment.ranks[0][quantity], expected)
     if part.is_factor and part.aside < FACTOR:
         summed = near(part.ratio * moment.layout.rank_factor, 1.0, within=NEAR)
         if summed and not near(reduced.ratio, part.ratio, share=NEAR):
-            return _after_backward(moment, name)  # the ranks' gradients are to be summed
-        return of_stage(name, Stage.LOSS)
+            return _after_backward(moment)  # the ranks' gradients are to be summed
+        return of_stage(Stage.LOSS)
     weights = weights_in(moment, expected)
     if weights and not are_level(weights.values()):
-        return of_stage(name, Stage.LOSS, ": the micro-batches have unlike weights")
-    return undetermined(name, "each micro-batch has another gradient than in the reference")
+        return of_stage(Stage.LOSS, ": the micro-batches have unlike weights")
+    return undetermined("each micro-batch has another gradient than in the reference")
 
 
-def _after_backward(moment: Moment, name: str) -> Place:
+def _after_backward(moment: Moment) -> Place:
     """The stage between the backward and the step, if every micro-batch's gradient is right."""
     if moment.layout.rank_factor == 1:
-        return of_stage(name, Stage.ACCUMULATION)
+        return of_stage(Stage.ACCUMULATION)
     if moment.layout.k == 1:
-        return of_stage(name, Stage.REDUCTION)
+        return of_stage(Stage.REDUCTION)
     weights = weights_in(moment, moment.ranks[0][moment.gradient_quantity])
     by_rank = ([w for (r, _), w in weights.items() if r == n] for n in range(len(moment.ranks)))
     several = [each for each in by_rank if len(each) > 1]
     if several and all(map(are_level, several)):
-        return of_stage(name, Stage.REDUCTION)
+        return of_stage(Stage.REDUCTION)
     if several:
-        return of_stage(name, Stage.ACCUMULATION, ", or their reduction over the ranks")
-    return of_stage(name, Stage.REDUCTION, ", or the accumulation before it")
+        return of_stage(Stage.ACCUMULATION, ", or their reduction over the ranks")
+    return of_stage(Stage.REDUCTION, ", or the accumulation before it")

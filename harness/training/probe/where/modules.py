@@ -37,7 +37,6 @@ OF_TORCH = os.path.join("torch", "nn", "modules") + os.sep
 class Evidence:
     """A step of a layout and of the reference, with what their modules did."""
 
-    layout: str
     recorded: Recorded
     reference: Recorded
     perturbed: Recorded
@@ -102,7 +101,7 @@ def first_place(evidence: Evidence) -> Place | None:
             return None
         first = evidence.first_gradient
         if gradient and first is not None and evidence.is_wrong(first):  # no multiple of it
-            return of_stage(evidence.layout, Stage.LOSS, ": its gradient has another direction")
+            return of_stage(Stage.LOSS, ": its gradient has another direction")
         wrong_keys = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
         if (key := next(wrong_keys, None)) is not None:
             return _place(evidence, key)
@@ -131,16 +130,16 @@ def _place(evidence: Evidence, key: Key) -> Place:
     call = evidence.recorded.calls[name]
     if key.gradient and not from_itself and _is_of_loss(evidence, key):
         text = f": what it does with an output of {_called(call)}"
-        return of_stage(evidence.layout, Stage.LOSS, text)
+        return of_stage(Stage.LOSS, text)
     if key.gradient and not from_itself and evidence.is_from_another_rank(key):
         text = f"{direction}, between two ranks: the gradient that {_called(call)} gets"
-        return Place(evidence.layout, direction, text)
+        return Place(direction, text)
     if parent is None and not key.gradient and evidence.recorded.same_rows:
         # What a stage of a pipeline is given comes from another rank.
-        return undetermined(evidence.layout, "the ranks have parts of the model, not of the rows")
+        return undetermined("the ranks have parts of the model, not of the rows")
     if parent is None:
         text = f"{direction}, outside of the modules, at the call of {_called(call)}"
-        return Place(evidence.layout, direction, text)
+        return Place(direction, text)
     side = "after" if key.gradient and not key.is_input else "before"
     title = call["name"].removeprefix(f"{parent[0]}.") or call["kind"]
     how = "" if from_itself else f", {side} it {'called' if side == 'after' else 'calls'} {title}"
@@ -190,15 +189,7 @@ def _named(
         at = f"{short}:{line}" if line else short
     again = ", computed again for the backward," if call["again"] else ""
     text = f"{direction}{again} of {_called(call, at)}{how}"
-    return Place(
-        evidence.layout,
-        direction,
-        text,
-        call["name"],
-        call["kind"],
-        file if at else "",
-        line if at else 0,
-    )
+    return Place(direction, text, call["name"], call["kind"], file if at else "", line if at else 0)
 
 
 def _called(call: Mapping[str, str], at: str = "") -> str:
@@ -234,7 +225,7 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     both = {name: ends[1][name] for name in ends[1] if name in ends[0]}
     if not compare.astray(ends[0], both, compare.spread([end], both)).keys() & set(off):
         text = f": it scales the gradients of the others, and not that of {off[0]}"
-        return of_stage(evidence.layout, Stage.LOSS, text)
+        return of_stage(Stage.LOSS, text)
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
     owners = {_owner(evidence, name): name for name in reversed(off)}
     placed = sorted(owners, key=lambda name: order.index(name) if name in order else sys.maxsize)

@@ -60,8 +60,6 @@ class Distance:
 class Place:
     """The first place where a layout parts from the reference."""
 
-    layout: str
-    """The name of the layout."""
     stage: Stage | None = None
     """None if it is not determined."""
     text: str = ""
@@ -70,6 +68,8 @@ class Place:
     kind: str = ""
     file: str = ""
     line: int = 0
+    layout: str = ""
+    """The name of the layout."""
     distances: tuple[Distance, ...] = field(default=())
     """Of the modules, in the order of their calls."""
 
@@ -78,13 +78,13 @@ class Place:
         return self.text if self.stage else f"not determined, because {self.text}"
 
 
-def of_stage(layout: str, stage: Stage, remark: str = "") -> Place:
+def of_stage(stage: Stage, remark: str = "") -> Place:
     """A stage as a place. ``remark`` follows its name."""
-    return Place(layout, stage, SENTENCES[stage] + remark)
+    return Place(stage, SENTENCES[stage] + remark)
 
 
-def undetermined(layout: str, why: str) -> Place:
-    return Place(layout, text=why)
+def undetermined(why: str) -> Place:
+    return Place(text=why)
 
 
 def as_json(place: Place) -> dict[str, Any]:
