@@ -62,14 +62,10 @@ def locate(comparison: Compared, session: Session) -> Place:
 
 def _place_of_gradient(comparison: Compared, session: Session) -> Place:
     moment, kind = comparison.moment, comparison.layout.kind
+    if moment is None and kind == COMPILE:
+        return undetermined("probe does not look into compiled code")
     if moment is None:
-        is_compiled = kind == COMPILE
-        why = (
-            "probe does not look into compiled code"
-            if is_compiled
-            else "no step of it was compared"
-        )
-        return undetermined(why)
+        return undetermined("no step of it was compared")
     if max(len(one["clips"]) for one in moment.ranks) > len(moment.expected["clips"]):
         return of_stage(Stage.CLIPPING, ": a step clips them more often than in the reference")
     by_rank = kind == RANKS_RESUME
