@@ -121,8 +121,9 @@ def written(store: Path, cwd: str) -> Written:
         for path in _files(upper):
             file = Path(folder, path.relative_to(upper))
             name = os.path.relpath(file, cwd) if Path(cwd) in file.parents else str(file)
-            is_gone = stat.S_ISCHR(path.lstat().st_mode)
-            (changes.removed if is_gone else changes.files).add(name)
+            with suppress(OSError):  # it is gone: a process of the script may be left
+                is_removed = stat.S_ISCHR(path.lstat().st_mode)
+                (changes.removed if is_removed else changes.files).add(name)
     if (store / COPY).is_dir():
         originals, copies = (  # an unchanged copy keeps its time
             {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}

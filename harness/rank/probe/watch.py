@@ -97,16 +97,7 @@ class Watch:
                 "compiled": compiled.graphs() > self._compiled_before,
                 "remarks": [line for watcher in watchers for line in watcher.report()],
             }
-        schedule, relations = {}, {}
-        others = assignment.saves or assignment.epoch or assignment.shift
-        moves = self.noise.is_random or self.engine is not None
-        if not (others or moves or self.record.is_open()):  # nothing is trained after this
-            schedule = self.schedules.lengths([step["lr"][0] for step in steps])
-        if assignment.relations and self.model.root is not None:
-            from harness.rank.probe.findings.model_relations import answers
-
-            relations = answers(assignment.relations, self.model.root, self.model.batch)
-        return {
+        records = {
             "steps": steps,
             "skipped": current["skipped"],
             "backwards": 0 if self.optimizers.any_made else self._backwards,
@@ -120,9 +111,19 @@ class Watch:
             "imported": [file.rpartition(SITE)[2] for file in _files() if SITE in file],
             "loaded": _loaded(assignment.cwd),
             "on_cpu": dict(cuda_calls.uses),
-            "schedule": schedule,
-            "relations": relations,
+            "schedule": {},
+            "relations": {},
         }
+        others = assignment.saves or assignment.epoch or assignment.shift
+        moves = self.noise.is_random or self.engine is not None
+        if not (others or moves or self.record.is_open()):  # nothing is trained after this
+            records["schedule"] = self.schedules.lengths([step["lr"][0] for step in steps])
+        if assignment.relations and self.model.root is not None:  # these import more
+            from harness.rank.probe.findings.model_relations import answers
+
+            root, batch = self.model.root, self.model.batch
+            records["relations"] = answers(assignment.relations, root, batch)
+        return records
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""

@@ -172,9 +172,8 @@ def _tensors(
     from torch._C import _functorch as functorch
 
     for name, value in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
-        while torch.is_tensor(value) and functorch.is_functorch_wrapped_tensor(
-            value
-        ):  # of vmap: all rows of a tensor
+        # What a transform such as vmap has wrapped has all rows of a tensor.
+        while torch.is_tensor(value) and functorch.is_functorch_wrapped_tensor(value):
             value = functorch.get_unwrapped(value)
         if isinstance(value, torch.Tensor) and value.dim() and value not in returned:
             value = assembled(value.detach()).cpu()
