@@ -27,7 +27,6 @@ or releases of --pins that cannot be installed, 3 no answer. docs/probe.md expla
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -35,12 +34,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -68,7 +68,7 @@ from harness.system.code import is_importable
 from harness.system.errors import Inconclusive, Unsupported, UserError
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
-from harness.system.machine import cache_folder, own_folder, why_no_gpus
+from harness.system.machine import cache_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
 from harness.training.guard import known
@@ -114,10 +114,14 @@ def main(arguments: list[str]) -> int:
     _refuse_blind(chosen, settings)
     for hint in (*misspelt(_words(chosen, settings)), *_misplaced(chosen)):
         warn(hint)
-    _refuse_without_gpus(settings, options)
+    if options.launch == Lane.GPU and (reason := why_no_gpus(settings.ranks)):
+        raise UserError(f"--launch gpu: {reason}. Leave it out to probe on the CPU")
     refuse_without_torch("probe", *NEEDED[1:])
     for word in filter(None, words):
-        _refuse_incomplete(word, _interpreter(word))
+        python = _interpreter(word)
+        is_ours = python == os.path.abspath(sys.executable)
+        if absent := [] if is_ours else interpreter.missing(Path(python), NEEDED):
+            raise UserError(f"{word} has no {' and '.join(absent)}, which probe needs there")
     began = time.monotonic()
     try:
         answers = _answers(chosen, settings, options)
@@ -146,114 +150,73 @@ def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> Arguments:
-    parser, usual = Arguments(__name__), Settings()
-    option, note = parser.add_argument, "(default: %(default)s)"
-    option(
-        "--rows",
-        type=whole_number(1, 10_000_000),
-        default=usual.rows,
-        help=f"rows of a step {note}",
+    parser, usual = Arguments(__name__), asdict(Settings())
+
+    def option(names: str, text: str, parse: Any = str, **others: Any) -> None:
+        """Add an option with a value. Its default is that of ``Settings``; a number is shown."""
+        default = usual.get(names.rpartition("--")[2].replace("-", "_"))
+        default = others.pop("default", default)
+        shown = " (default: %(default)s)" if isinstance(default, (int, float)) and default else ""
+        parser.add_argument(
+            *names.split(), type=parse, default=default, help=text + shown, **others
+        )
+
+    def flag(name: str, text: str) -> None:
+        parser.add_argument(name, action="store_true", help=text)
+
+    ranks = whole_number(1, MOST_RANKS)
+    option("--rows", "rows of a step", whole_number(1, 10_000_000))
+    text = "(default: 2, or twice --reference-ranks)"
+    option("--ranks", text, whole_number(2, MOST_RANKS), default=None)
+    option("--reference-ranks", "for a script that does not run on one rank", ranks)
+    option("-k --k", "micro-batches", whole_number(2, 10_000))
+    option("--steps", "of the optimizer", whole_number(2, 100_000))
+    option("--at", "step to save at", whole_number(1, 100_000))
+    option("--save", "arguments with which the script saves; may be ''", metavar="ARGS")
+    option("--resume", "arguments with which it resumes; may be ''", metavar="ARGS")
+    option("--other-seed", "arguments that set another seed", metavar="ARGS")
+    option("--layouts", f"a comma-separated part of {','.join(LAYOUTS)}", _names(LAYOUTS))
+    text = "set a constant of the script that has no argument, such as batch_size={rows}"
+    option("--set", text, action="append", default=[], metavar="NAME=VALUE")
+    text = "begin from weights that are moved by SIZE times their size, such as 0.1"
+    option("--perturb", text, number(0, 100), metavar="SIZE")
+    text = (
+        f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? Without "
+        "--layouts nothing else is asked"
     )
-    option(
-        "--ranks", type=whole_number(2, MOST_RANKS), help="(default: 2, or twice --reference-ranks)"
-    )
-    option(
-        "--reference-ranks",
-        type=whole_number(1, MOST_RANKS),
-        default=usual.reference_ranks,
-        help=f"for a script that does not run on one rank {note}",
-    )
-    option("-k", "--k", type=whole_number(2, 10_000), default=usual.k, help=f"micro-batches {note}")
-    option(
-        "--steps",
-        type=whole_number(2, 100_000),
-        default=usual.steps,
-        help=f"of the optimizer {note}",
-    )
-    option("--at", type=whole_number(1, 100_000), default=usual.at, help=f"step to save at {note}")
-    option("--save", metavar="ARGS", help="arguments with which the script saves; may be ''")
-    option("--resume", metavar="ARGS", help="arguments with which it resumes; may be ''")
-    option("--other-seed", default="", metavar="ARGS", help="arguments that set another seed")
-    option(
-        "--layouts", type=some_of(LAYOUTS), help=f"a comma-separated part of {','.join(LAYOUTS)}"
-    )
-    option(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set a constant of the script that has no argument, such as batch_size={rows}",
-    )
-    option(
-        "--perturb",
-        type=number(0, 100),
-        default=usual.perturb,
-        metavar="SIZE",
-        help="begin from weights that are moved by SIZE times their size, such as 0.1",
-    )
-    option(
-        "--relation",
-        type=some_of(RELATIONS),
-        metavar="NAMES",
-        help=f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? "
-        "Without --layouts nothing else is asked",
-    )
-    option("--without", default="", metavar="samples", help="do not compare which rows were seen")
-    option(
-        "--same-rows", action="store_true", help="all ranks see the same rows (tensor parallelism)"
-    )
-    option(
-        "--epoch", action="store_true", help="the script ends after an epoch: count all its rows"
-    )
-    option(
-        "--where",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="name the place where the first BROKEN layout parts from the reference (default)",
-    )
-    option(
-        "--as-written",
-        action="store_true",
-        help="do not run on the CPU what the script asks of CUDA",
-    )
-    option(
-        "--make",
-        default="",
-        metavar="FILE:FUNCTION",
-        help="instead of a script, a function that makes the loop's step",
-    )
-    option(
-        "--launch",
-        choices=[Lane.CPU, Lane.GPU],
-        default=Lane.CPU,
-        help="gpu: over NCCL; if there are fewer GPUs than ranks, ranks share them",
-    )
-    option("--python", default=sys.executable, metavar="PATH", help="another interpreter")
-    option(
-        "--against",
-        default="",
-        metavar="PATH",
-        help="a second interpreter: does the script train the same in its environment?",
-    )
-    option(
-        "--pins",
-        action="append",
-        default=[],
-        metavar="NAME=A,B",
-        help="the same with two releases of a package; may be given several times",
-    )
-    option("--timeout", type=seconds, default=120.0, help="seconds of a layout (default: 120)")
-    option(
-        "--json",
-        type=output,
-        metavar="FILE",
-        help="write the answers; - is standard output, without text",
-    )
-    option("--junitxml", type=output_file, metavar="FILE", help="write a test case for each layout")
-    option("--html", type=output_file, metavar="FILE", help="write a page with a picture, too")
-    option("-m", action="store_true", help="the script is a module")
-    option("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    option("--relation", text, _names(RELATIONS), default=(), dest="relations", metavar="NAMES")
+    text = "do not compare which rows were seen"
+    option("--without", text, lambda text: (*filter(None, text.split(",")),), metavar="samples")
+    flag("--same-rows", "all ranks see the same rows (tensor parallelism)")
+    flag("--epoch", "the script ends after an epoch: count all its rows")
+    text = "name the place where the first BROKEN layout parts from the reference (default)"
+    on_or_off = argparse.BooleanOptionalAction
+    parser.add_argument("--where", action=on_or_off, default=True, help=text)
+    flag("--as-written", "do not run on the CPU what the script asks of CUDA")
+    text = "instead of a script, a function that makes the loop's step"
+    option("--make", text, default="", metavar="FILE:FUNCTION")
+    text = "gpu: over NCCL; if there are fewer GPUs than ranks, ranks share them"
+    option("--launch", text, choices=[Lane.CPU, Lane.GPU], default=Lane.CPU)
+    option("--python", "another interpreter", default=sys.executable, metavar="PATH")
+    text = "a second interpreter: does the script train the same in its environment?"
+    option("--against", text, metavar="PATH")
+    text = "the same with two releases of a package; may be given several times"
+    option("--pins", text, action="append", default=[], metavar="NAME=A,B")
+    option("--timeout", "seconds of a layout", seconds, default=120)
+    text = "write the answers; - is standard output, without text"
+    option("--json", text, output, metavar="FILE")
+    option("--junitxml", "write a test case for each layout", output_file, metavar="FILE")
+    option("--html", "write a page with a picture, too", output_file, metavar="FILE")
+    flag("-m", "the script is a module")
+    text = "the script and its arguments"
+    parser.add_argument("script", nargs=argparse.REMAINDER, help=text)
     return parser
+
+
+def _names(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """A comma-separated part of some names, as a tuple."""
+    parse = some_of(choices)
+    return lambda text: tuple(filter(None, parse(text).split(",")))
 
 
 def _interpreter(name_or_path: str) -> str:
@@ -290,13 +253,6 @@ def _environments(options: argparse.Namespace) -> list[Environment]:
     return [ours, Environment(pins.describe(news), options.python, second)]
 
 
-def _refuse_incomplete(word: str, python: str) -> None:
-    if python == os.path.abspath(sys.executable):
-        return
-    if names := interpreter.missing(Path(python), NEEDED):
-        raise UserError(f"{word} has no {' and '.join(names)}, which probe needs there")
-
-
 def _is_version(word: str) -> bool:
     try:
         Version(word)
@@ -325,26 +281,11 @@ def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    ranks = 2 * options.reference_ranks if options.ranks is None else options.ranks
-    return Settings(
-        rows=options.rows,
-        ranks=ranks,
-        k=options.k,
-        steps=options.steps,
-        at=options.at,
-        save=options.save,
-        resume=options.resume,
-        same_rows=options.same_rows,
-        layouts=tuple(filter(None, (options.layouts or "").split(","))),
-        epoch=options.epoch,
-        other_seed=options.other_seed,
-        without=tuple(filter(None, options.without.split(","))),
-        reference_ranks=options.reference_ranks,
-        perturb=options.perturb,
-        relations=tuple(filter(None, (options.relation or "").split(","))),
-        against=options.environments[1].label if options.environments[1:] else "",
-        where=options.where,
-    )
+    names = {each.name for each in fields(Settings)}
+    chosen = {name: value for name, value in vars(options).items() if name in names}
+    chosen["ranks"] = chosen["ranks"] or 2 * options.reference_ranks
+    chosen["against"] = options.environments[1].label if options.environments[1:] else ""
+    return Settings(**chosen)
 
 
 def _target(options: argparse.Namespace) -> Target:
@@ -356,24 +297,14 @@ def _target(options: argparse.Namespace) -> Target:
     ours = options.python == os.path.abspath(sys.executable) and not options.pins
     if chosen.module and ours and not is_importable(chosen.script.partition(".")[0]):
         raise UserError(f"there is no module {chosen.script}")
-    chosen = replace(chosen, constants=_constants(options.set))
-    if chosen.constants and (file := chosen.file) is not None:
-        constants.changed(file.read_text(), file.name, chosen.constants)  # or raise
-    return chosen
-
-
-def _constants(words: Iterable[str]) -> dict[str, str]:
-    """The values of --set, by name."""
-    pairs = [word.partition("=") for word in words]
+    pairs = [word.partition("=") for word in options.set]
     for name, equals, _ in pairs:
         if not (equals and name.isidentifier()):
             raise UserError(f"--set {name}{equals}: write NAME=VALUE, such as batch_size={{rows}}")
-    return {name: text for name, _, text in pairs}
-
-
-def _refuse_without_gpus(settings: Settings, options: argparse.Namespace) -> None:
-    if options.launch == Lane.GPU and (reason := why_no_gpus(settings.ranks)):
-        raise UserError(f"--launch gpu: {reason}. Leave it out to probe on the CPU")
+    chosen = replace(chosen, constants={name: text for name, _, text in pairs})
+    if chosen.constants and (file := chosen.file) is not None:
+        constants.changed(file.read_text(), file.name, chosen.constants)  # or raise
+    return chosen
 
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
@@ -435,22 +366,22 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         known.write(bugs)
         settings = replace(settings, bugs=str(bugs))
         progress.say(f"probing {chosen.step_file or chosen.script}")
-        patched = _patched(options, Path(folder) / "patched")
-        runners = []
+        patched, runners = "", []
+        if options.patches:  # a folder with copies of packages
+            patched = str(Path(folder) / "patched")
+            packages_of_patches = {name for text in options.patches for name in packages(text)}
+            ours = environment.of_interpreter(Path(options.python), packages_of_patches).interpreter
+            edits.patched_copies(options.patches, ours.packages if ours else {}, Path(patched))
         for number, one in enumerate(options.environments):
-            own = Path(folder, str(number))
-            own.mkdir()
-            key = hashlib.sha256(one.python.encode()).hexdigest()[:12]
-            extensions = own_folder(cache_folder(), "extensions") / f"probe-{key}"
+            site = stack.enter_context(_site(one, progress))
             runner = Runner(
                 chosen,
                 settings,
-                own,
-                extensions,
+                Path(folder, str(number)),
                 one.python,
                 options.timeout,
                 pool,
-                os.pathsep.join(filter(None, [patched, stack.enter_context(_site(one, progress))])),
+                os.pathsep.join(filter(None, (patched, site))),
                 numbers,
                 as_written=options.as_written,
             )
@@ -475,16 +406,6 @@ def _site(environment: Environment, progress: Progress) -> Iterator[str]:
         except (Unsupported, Inconclusive) as error:
             raise UserError(f"--pins: {error}") from None
         yield str(borrowed.site)
-
-
-def _patched(options: argparse.Namespace, folder: Path) -> str:
-    """The folder with the patched copies of packages; empty without patches."""
-    if not options.patches:
-        return ""
-    names = {name for text in options.patches for name in packages(text)}
-    interpreter = environment.of_interpreter(Path(options.python), names).interpreter
-    edits.patched_copies(options.patches, interpreter.packages if interpreter else {}, folder)
-    return str(folder)
 
 
 def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from harness.system.text import count, markdown, markdown_table
 from harness.training.models import recorded
 from harness.training.models.recorded import RecordedAnswers
 from harness.training.probe import signatures
-from harness.training.probe.compare.mistakes import MISTAKES
+from harness.training.probe.compare.faults import MISTAKES
 from harness.training.probe.signatures import Sign, Signature
 
 INTRODUCTION = (

@@ -95,6 +95,12 @@ def distances(tensors: Named, reference: Named) -> dict[str, float]:
     }
 
 
+def are_near(tensors: Named, twins: Named, share: float) -> bool:
+    """Whether tensors differ by at most a part of their norm, in what both have."""
+    common = {n: t for n, t in twins.items() if n in tensors and tensors[n].shape == t.shape}
+    return norm({name: tensors[name] - t for name, t in common.items()}) <= share * norm(common)
+
+
 def spread(perturbed: Sequence[Named], reference: Named) -> dict[str, float]:
     """By name, how far rounding alone moves a tensor. A perturbed one that is not finite does not
     count, as an overflow is no rounding; if none is finite, it may be any distance."""

@@ -43,6 +43,17 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+SHOWN = 3
+"""Names that a message lists."""
+
+
+def several(names: Iterable[str]) -> str:
+    """The first names: ``a, b, c and 4 more``."""
+    names = list(names)
+    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + remainder
+
+
 def plain(text: str) -> str:
     r"""The text with control characters, except ``\n`` and ``\t``, as escapes: ``\x1b[2J``."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

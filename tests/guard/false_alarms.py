@@ -95,7 +95,7 @@ def _add(tally: Tally, name: str, codes: Sequence[int], folder: Path) -> None:
 def server(site: Path | None) -> Iterator[Server]:
     """A server with the packages of ``site`` before those of this Python."""
     path = os.pathsep.join(map(str, filter(None, [site, ROOT])))
-    extensions = own_folder(cache_folder(), "extensions") / "probe-loops"  # as the loops' probes
+    extensions = own_folder(cache_folder(), "extensions") / "guard-loops"
     environment = {
         **os.environ,
         "PYTHONPATH": path,

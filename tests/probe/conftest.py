@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -23,8 +24,11 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def probing(pool: Pool) -> Probing:
+def probing(pool: Pool, tmp_path: Path) -> Probing:
     def probing(script: str, arguments: str | Sequence[str], settings: Settings) -> Answers:
+        if "\n" in script:
+            (tmp_path / "train.py").write_text(script)
+            script = str(tmp_path / "train.py")
         words = arguments.split() if isinstance(arguments, str) else arguments
         return Prober(pool).probe(target([str(SCRIPTS / script), *words]), settings)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import date
-from itertools import islice
+from itertools import combinations, islice, product
 from pathlib import Path
 
 from harness.bugs import pins
@@ -39,7 +39,6 @@ from harness.system.text import markdown_table
 from harness.training.probe.compare import plausibility
 from harness.training.probe.prober import Loop, Prober, leased_gpus
 from harness.training.probe.signatures import SUSPECT
-from tests.probe.crossing import crossed
 
 SPREADS = "the spreads"
 """The part of the page that ``--write`` replaces."""
@@ -72,6 +71,23 @@ class Kind:
         words = [c[n] for c, n in zip(self.factors.values(), row, strict=True)]
         loop = Loop(self.script, " ".join(filter(None, [self.arguments, *words])))
         return replace(loop, ranks=ranks, k=k, rows=12 if 12 % (ranks * k) == 0 else 16)
+
+
+def crossed(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Few combinations of one value (by number) of each factor, in which every two values of two
+    factors meet. Each covers the most pairs that no earlier one has, so a run that is cut short has
+    the most of them. The first one has every factor's first value."""
+
+    def pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+        return set(combinations(enumerate(row), min(2, len(sizes))))
+
+    row, rows, every = (0,) * len(sizes), [], [*product(*map(range, sizes))]
+    missing = set().union(*map(pairs, every))
+    while missing:
+        rows.append(row)
+        missing -= pairs(row)
+        row = max(every, key=lambda each: len(missing & pairs(each)))
+    return rows
 
 
 OPTIMIZER = ("", "--optimizer sgd")

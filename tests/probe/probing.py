@@ -13,7 +13,7 @@ SCRIPTS = loops.FOLDER
 SAVE, RESUMED = loops.SAVE, loops.RESUME
 
 Probing = Callable[[str, str | Sequence[str], Settings], Answers]
-"""Probes a script of ``SCRIPTS``, or one with an absolute path, with these arguments."""
+"""Probes a script of ``SCRIPTS``, one with an absolute path, or a text, with these arguments."""
 
 
 def layout(answers: Answers, kind: str) -> Compared:

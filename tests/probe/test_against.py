@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -29,6 +30,16 @@ change = os.environ.get("CHANGE", "")
 torch.manual_seed(0)
 """
 
+LOOP = """
+for step in range(6):
+    for micro in range(arguments.accum):
+        start = (step * arguments.accum + micro) * arguments.rows
+        x = data[start : start + arguments.rows]
+        (LOSS / arguments.accum).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 SCRIPT = (
     HEAD
     + """
@@ -37,14 +48,8 @@ model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 rate = 2e-3 if change == "rate" else 1e-3
 optimizer = torch.optim.AdamW(model.parameters(), rate)
 factor = 2.0 if change == "loss" else 1.0
-for step in range(6):
-    for micro in range(arguments.accum):
-        start = (step * arguments.accum + micro) * arguments.rows
-        loss = model(data[start : start + arguments.rows]).square().mean() * factor
-        (loss / arguments.accum).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
+    + LOOP.replace("LOSS", "model(x).square().mean() * factor")
 )
 
 DEFAULTS = (
@@ -149,17 +154,9 @@ NAMED = (
     "the model computes in bf16; in the reference in fp16",
 )
 
-SHUFFLED = """
-import argparse, os
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--rows", type=int)
-parser.add_argument("--accum", type=int, default=1)
-arguments = parser.parse_args()
-change = os.environ.get("CHANGE", "")
+SHUFFLED = (
+    HEAD
+    + """
 data = torch.randn(96, 4, generator=torch.Generator().manual_seed(5))
 data[:, 0] += float(change == "other tokens")
 torch.manual_seed(0)
@@ -168,14 +165,10 @@ model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 torch.rand(0 if change in ("", "draws before the weights") else 3)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 factor = 2.0 if change == "another order and loss" else 1.0
-loader = iter(DataLoader(data, arguments.rows, shuffle=True))
-for step in range(6):
-    for micro in range(arguments.accum):
-        loss = model(next(loader)).square().mean() * factor
-        (loss / arguments.accum).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+loader = iter(torch.utils.data.DataLoader(data, arguments.rows, shuffle=True))
 """
+    + LOOP.replace("LOSS", "model(next(loader)).square().mean() * factor")
+)
 
 
 FROZEN = (
@@ -191,14 +184,8 @@ model[:3].requires_grad_(False)
 nn.init.zeros_(model[4].weight)  # as the second matrix of a LoRA
 optimizer = torch.optim.AdamW(model[4].parameters(), 1e-3)
 factor = 2.0 if change == "another checkpoint and loss" else 1.0
-for step in range(6):
-    for micro in range(arguments.accum):
-        start = (step * arguments.accum + micro) * arguments.rows
-        loss = (model(data[start : start + arguments.rows]) - 1).square().mean() * factor
-        (loss / arguments.accum).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
+    + LOOP.replace("LOSS", "(model(x) - 1).square().mean() * factor")
 )
 
 MODULES = (
@@ -238,148 +225,140 @@ with torch.no_grad():
         parameter.copy_(parameter.bfloat16())
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 factor = 1.5 if change else 1.0
-for step in range(6):
-    for micro in range(arguments.accum):
-        start = (step * arguments.accum + micro) * arguments.rows
-        loss = model(data[start : start + arguments.rows]).float().square().mean() * factor
-        (loss / arguments.accum).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 """
+    + LOOP.replace("LOSS", "model(x).float().square().mean() * factor")
 )
 
 
-def in_other(folder: Path, change: str, source: str = SCRIPT) -> tuple[int, Path]:
-    """The exit code of a probe of the script against an environment with a change."""
-    script, other = folder / "train.py", folder / "other"
-    script.write_text(source)
-    other.write_text(
-        f'#!/bin/sh\nCHANGE={shlex.quote(change)} exec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    other.chmod(0o755)
-    words = ["--layouts", "accumulation", "--against", str(other), str(script)]
-    return probe.main([*words, "--rows", "{rows}", "--accum", "{k}"]), other
+Against = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def against(command: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Against:
+    """Probes a script against an environment with a change: the exit code, and what is printed,
+    with OTHER for the name of the environment."""
+
+    def against(change: str, source: str = SCRIPT) -> tuple[int, str]:
+        script, other = tmp_path / "train.py", tmp_path / "other"
+        script.write_text(source)
+        variable = f"CHANGE={shlex.quote(change)}"
+        other.write_text(f'#!/bin/sh\n{variable} exec {shlex.quote(sys.executable)} "$@"\n')
+        other.chmod(0o755)
+        words = ["--layouts", "accumulation", "--against", str(other), str(script)]
+        code = probe.main([*words, "--rows", "{rows}", "--accum", "{k}"])
+        return code, capsys.readouterr().out.replace(str(other), "OTHER")
+
+    return against
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.usefixtures("command")
 def test_a_compiler_that_fails_in_the_other_environment_is_left_out_in_both(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    against: Against,
 ) -> None:
     script = SAVES.replace("average =", f"{COMPILED}\naverage =")
-    ended, other = in_other(tmp_path, "no compiler", script)
-    text = capsys.readouterr().out
+    ended, text = against("no compiler", script)
     assert ended == 0, text
-    assert f"1 rank, {other}  as the reference" in text
+    assert "1 rank, OTHER  as the reference" in text
     assert "with and without torch.compile: the compiler fails on this machine" in text
 
 
 @pytest.mark.launch
-@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
     ("change", "code", "lines"),
     [
-        ("", 0, ["1 rank, {other}  as the reference", "3 micro-batches, {other}  as the"]),
+        ("", 0, ["1 rank, OTHER  as the reference", "3 micro-batches, OTHER  as the"]),
         pytest.param(
             "rate",
             1,
-            ["1 rank, {other}  BROKEN at step 1: learning rate", "0.002; the reference"],
+            ["1 rank, OTHER  BROKEN at step 1: learning rate", "0.002; the reference"],
             marks=pytest.mark.slow,
         ),
-        ("loss", 1, ["1 rank, {other}  BROKEN at step 1: gradient", "does not train the same"]),
+        ("loss", 1, ["1 rank, OTHER  BROKEN at step 1: gradient", "does not train the same"]),
     ],
 )
 def test_an_environment_that_trains_otherwise_is_told(
-    change: str, code: int, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: str, code: int, lines: list[str], against: Against
 ) -> None:
-    ended, other = in_other(tmp_path, change)
-    text = capsys.readouterr().out
+    ended, text = against(change)
     assert ended == code, text
     for line in lines:
-        assert line.format(other=other) in text
+        assert line in text
 
 
 @pytest.mark.launch
-@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
     ("change", "code", "line"),
     [
-        pytest.param("another order", 0, "1 rank, {other}  as the", marks=pytest.mark.slow),
-        ("another order and loss", 1, "1 rank, {other}  BROKEN at step 1: gradient"),
+        pytest.param("another order", 0, "1 rank, OTHER  as the", marks=pytest.mark.slow),
+        ("another order and loss", 1, "1 rank, OTHER  BROKEN at step 1: gradient"),
         pytest.param(
             "draws before the weights", 0, "draws other first weights (", marks=pytest.mark.slow
         ),
     ],
 )
 def test_an_environment_with_another_order_is_compared_with_the_first_environment(
-    change: str, code: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: str, code: int, line: str, against: Against
 ) -> None:
     """Compared with itself in one order, an environment trained the same, whatever it did."""
-    ended, other = in_other(tmp_path, change, SHUFFLED)
-    text = capsys.readouterr().out
+    ended, text = against(change, SHUFFLED)
     assert ended == code, text
-    assert line.format(other=other) in text
+    assert line in text
     assert "with every sampler in one order" in text
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.usefixtures("command")
 def test_an_environment_that_makes_other_rows_is_not_said_to_draw_at_random(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    against: Against,
 ) -> None:
     """trl 0.12.1's DPOTrainer appends an EOS to rows whose template has one; 1.16.0's does not."""
-    assert in_other(tmp_path, "other tokens", SHUFFLED)[0] == 3
-    assert "the model is given other rows than in the first environment" in capsys.readouterr().out
+    ended, text = against("other tokens", SHUFFLED)
+    assert ended == 3, text
+    assert "the model is given other rows than in the first environment" in text
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
     ("change", "line", "about"),
     [
-        ("another checkpoint", "1 rank, {other}  BROKEN at step 1: weights", "the rest trains the"),
+        ("another checkpoint", "1 rank, OTHER  BROKEN at step 1: weights", "the rest trains the"),
         ("another checkpoint and loss", "rank 0: 2 times", "; it was compared with those of the"),
     ],
 )
 def test_other_frozen_weights_are_broken_and_the_rest_is_compared_with_the_reference_s(
-    change: str, line: str, about: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: str, line: str, about: str, against: Against
 ) -> None:
     """They are loaded, as a rule. A release that loads them no longer, as a key is renamed, was
     said to train the same."""
-    ended, other = in_other(tmp_path, change, FROZEN)
-    text = capsys.readouterr().out
+    ended, text = against(change, FROZEN)
     assert ended == 1, text
-    assert line.format(other=other) in text
+    assert line in text
     assert "its frozen weights are other ones (0.weight, 0.bias" in text
     assert about in text
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("change", ["passes other keywords", "is loaded in bf16"])
 def test_what_releases_do_otherwise_is_not_the_place_of_a_wrong_loss(
-    change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: str, against: Against
 ) -> None:
     """Tensors were compared by their numbers among the arguments, and bf16 with the rounding of
     fp32: upgrades of LLaMA from transformers 4.46 to 5.24 had the places of modules."""
-    in_other(tmp_path, change, MODULES)
-    text = capsys.readouterr().out
+    _, text = against(change, MODULES)
     assert "BROKEN at step 1: gradient" in text
     assert "where: the loss" in text
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
     ("change", "code", "line"),
     [
-        ("", 0, "1 rank, {other}  as the reference"),
-        ("leaves", 0, "1 rank, {other}  as the reference"),
+        ("", 0, "1 rank, OTHER  as the reference"),
+        ("leaves", 0, "1 rank, OTHER  as the reference"),
         (
             "the first weights",
             1,
@@ -403,30 +382,24 @@ def test_what_releases_do_otherwise_is_not_the_place_of_a_wrong_loss(
     ],
 )
 def test_what_is_saved_after_the_last_step_is_compared(
-    change: str, code: int, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: str, code: int, line: str, against: Against
 ) -> None:
-    ended, other = in_other(tmp_path, change, SAVES)
-    text = capsys.readouterr().out
+    ended, text = against(change, SAVES)
     assert ended == code, text
-    assert line.format(other=other) in text
+    assert line in text
     assert change not in ("", "leaves") or "saves" not in text
     assert "schedule" not in text
 
 
 @pytest.mark.launch
-@pytest.mark.usefixtures("command")
-def test_defaults_that_an_environment_changes_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    in_other(tmp_path, "defaults", DEFAULTS)
-    text = capsys.readouterr().out
+def test_defaults_that_an_environment_changes_are_named(against: Against) -> None:
+    _, text = against("defaults", DEFAULTS)
     for line in NAMED:
         assert line in text
 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(
     ("name", "arguments", "line"),
     [

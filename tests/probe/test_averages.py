@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from torch import nn
 
@@ -85,36 +83,29 @@ GIVEN = "--batch-size {rows}"
 
 @pytest.mark.parametrize("kind", ["module", "AveragedModel", "dictionary", "list"])
 @pytest.mark.parametrize("lost", ["nothing", "average", "count"])
-def test_an_average_that_a_resume_loses_is_found(
-    probing: Probing, tmp_path: Path, kind: str, lost: str
-) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_an_average_that_a_resume_loses_is_found(probing: Probing, kind: str, lost: str) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
-    answers = probing(str(tmp_path / "train.py"), f"{GIVEN} --kind {kind} --lost {lost}", settings)
+    answers = probing(SCRIPT, f"{GIVEN} --kind {kind} --lost {lost}", settings)
     assert not refused(answers)
     assert first_broken(answers) == ({} if lost == "nothing" else {RESUME: ("average", "")})
     assert not [line for line in answers.not_tested if line.startswith("averages")]
     assert lost == "nothing" or "an average of the weights is another one" in headline(answers)
 
 
-def test_an_average_on_several_ranks_is_compared_rank_by_rank(
-    probing: Probing, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_an_average_on_several_ranks_is_compared_rank_by_rank(probing: Probing) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS_RESUME,))
     for lost, broken in (("nothing", {}), ("count", {RANKS_RESUME: ("average", "")})):
         words = f"{GIVEN} --kind module --lost {lost}"
-        answers = probing(str(tmp_path / "train.py"), words, settings)
+        answers = probing(SCRIPT, words, settings)
         assert first_broken(answers) == broken
 
 
 @pytest.mark.parametrize(("kind", "names"), [("module", ["Sequential"]), ("''", [])])
 def test_an_average_is_not_tested_without_a_resume(
-    probing: Probing, tmp_path: Path, kind: str, names: list[str]
+    probing: Probing, kind: str, names: list[str]
 ) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
     words = [*GIVEN.split(), "--kind", kind.strip("'")]
-    answers = probing(str(tmp_path / "train.py"), words, Settings(layouts=(RANKS,)))
+    answers = probing(SCRIPT, words, Settings(layouts=(RANKS,)))
     lines = [f"averages of the weights ({name}): needs a stop and resume" for name in names]
     assert [line for line in answers.not_tested if line.startswith("averages")] == lines
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -76,11 +75,8 @@ EAGER = 'backend="aot_eager"'
         "run = lambda x: torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)",
     ],
 )
-def test_a_right_loop_that_compiles_with_dropout_is_right(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("HOW", how))
-    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+def test_a_right_loop_that_compiles_with_dropout_is_right(probing: Probing, how: str) -> None:
+    answers = probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert not [note for note in answers.notes if "dropout" not in note]
@@ -88,11 +84,10 @@ def test_a_right_loop_that_compiles_with_dropout_is_right(
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_a_compiler_that_changes_the_gradient_is_noted(probing: Probing, tmp_path: Path) -> None:
+def test_a_compiler_that_changes_the_gradient_is_noted(probing: Probing) -> None:
     how = "run = torch.compile(DDP(model), backend=halved)"
     text = SCRIPT.replace("HOW", how).replace(DRAWS, "")
-    (tmp_path / "train.py").write_text(text)
-    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    answers = probing(text, "{rows}", Settings(layouts=(RANKS,)))
     assert any(note.startswith(COMPILED) for note in answers.notes)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.training.probe.layouts import (
@@ -154,12 +152,9 @@ for batch in DataLoader(own, int(sys.argv[1])):
 
 
 @pytest.mark.slow
-def test_a_script_without_a_seed_splits_on_each_rank_by_itself(
-    probing: Probing, tmp_path: Path
-) -> None:
+def test_a_script_without_a_seed_splits_on_each_rank_by_itself(probing: Probing) -> None:
     """Ranks that were forked from one process must not share its generators."""
-    (tmp_path / "train.py").write_text(SPLITS)
-    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    answers = probing(SPLITS, "{rows}", Settings(layouts=(RANKS,)))
     assert "sets no seed" in layout(answers, RANKS).no_answer
 
 
@@ -181,12 +176,9 @@ for _ in range(4):
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_draws_from_the_same_generator_is_suspected(
-    probing: Probing, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(DRAWS)
+def test_an_evaluation_that_draws_from_the_same_generator_is_suspected(probing: Probing) -> None:
     settings = Settings(layouts=(ACCUMULATION,))
-    answers = probing(str(tmp_path / "train.py"), "{rows} {k}", settings)
+    answers = probing(DRAWS, "{rows} {k}", settings)
     assert "does an evaluation draw rows" in layout(answers, ACCUMULATION).no_answer
 
 
@@ -223,9 +215,7 @@ def test_a_resume_that_forgets_something_is_named(
     assert layout(answers, RESUME).step == step
 
 
-def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
-    probing: Probing, tmp_path: Path
-) -> None:
+def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(probing: Probing) -> None:
     """Lightning does so: names are then longer on several ranks, and the wrapper stays in
     evaluation mode after a validation."""
     text = (SCRIPTS / "ddp.py").read_text()
@@ -236,8 +226,7 @@ def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(
     ):
         assert old in text
         text = text.replace(old, new)
-    (tmp_path / "train.py").write_text(text)
-    answers = probing(str(tmp_path / "train.py"), GIVEN, Settings(layouts=(RANKS,)))
+    answers = probing(text, GIVEN, Settings(layouts=(RANKS,)))
     assert not refused(answers)
     assert not answers.unseen
     assert first_broken(answers) == {}
@@ -327,14 +316,13 @@ scaler = torch"""
     ],
 )
 def test_an_optimizer_may_average_the_gradients_in_its_step(
-    probing: Probing, tmp_path: Path, scale: str, options: str, broken: object
+    probing: Probing, scale: str, options: str, broken: object
 ) -> None:
     """Optimizers that shard their state do so: until their step, each rank has its own gradient."""
     text = (SCRIPTS / "ddp.py").read_text()
     text = text.replace("\nscaler = torch", AVERAGING.replace("SCALE", scale), 1)
-    (tmp_path / "train.py").write_text(text)
     arguments = [*GIVEN.split(), *options.split(), "--bug", "no all-reduce"]
-    answers = probing(str(tmp_path / "train.py"), arguments, Settings(layouts=(RANKS, BOTH)))
+    answers = probing(text, arguments, Settings(layouts=(RANKS, BOTH)))
     assert not refused(answers)
     relations = {what: relation for what, (relation, _) in first_broken(answers).items()}
     assert relations == (broken and {RANKS: broken, BOTH: broken})

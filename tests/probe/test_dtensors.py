@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.training.probe.layouts import RANKS, Settings
@@ -76,10 +74,9 @@ for step in range(5):
     ],
 )
 def test_a_parameter_is_put_together_from_its_shards(
-    probing: Probing, tmp_path: Path, words: tuple[str, ...]
+    probing: Probing, words: tuple[str, ...]
 ) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
     settings = Settings(layouts=(RANKS,), ranks=4, same_rows=True)
-    answers = probing(str(tmp_path / "train.py"), ["{rows}", *words], settings)
+    answers = probing(SCRIPT, ["{rows}", *words], settings)
     assert not refused(answers)
     assert first_broken(answers) == {}

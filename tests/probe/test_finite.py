@@ -101,30 +101,25 @@ LATER = """
 @pytest.mark.slow
 @pytest.mark.launch
 def test_a_loop_that_diverges_in_every_layout_is_compared_until_then(
-    probing: Probing, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    probing: Probing, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", LATER)
-    (tmp_path / "train.py").write_text(text.replace("CONDITION", "True"))
-    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    answers = probing(text.replace("CONDITION", "True"), "{rows}", FIRST)
     assert first_broken(answers) == {}
     assert "step 3 of the reference is not finite" in answers.layouts[0].notes[0]
-    (tmp_path / "train.py").write_text(text.replace("CONDITION", "world > 1"))
-    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    answers = probing(text.replace("CONDITION", "world > 1"), "{rows}", FIRST)
     assert "not finite, unlike the reference's" in answers.layouts[0].broken[0].text
     assert "Warning" not in capfd.readouterr().err
 
 
 @pytest.mark.launch
-def test_updates_that_were_compared_are_not_called_untested(
-    probing: Probing, tmp_path: Path
-) -> None:
+def test_updates_that_were_compared_are_not_called_untested(probing: Probing) -> None:
     """From the third step on all gradients are 0: no later update can be compared."""
     loss = "\n    loss = model(x).square().mean() * (0.0 if step else 1.0)"
     text = SCRIPT.replace("SETUP", "").replace("\n    LOSS", loss)
     text = text.replace("lr=0.1", "lr=0.1 * world")
     text = text.replace("optimizer.step()", "optimizer.step()\n    lr = 0.1")
-    (tmp_path / "train.py").write_text(text)
-    answers = probing(str(tmp_path / "train.py"), "{rows}", FIRST)
+    answers = probing(text, "{rows}", FIRST)
     assert first_broken(answers)
     assert not [what for what in answers.not_tested if what.startswith("updates of 1")]
 

@@ -15,8 +15,8 @@ from harness.rank.probe.findings.untrained import SAMPLED, recorded, sample
 from harness.rank.probe.recording.noise import Noise
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.first_weights import note_frozen, other_frozen, other_trained
 from harness.training.probe.layouts import Layout
+from harness.training.probe.other_environment import note_frozen, other_frozen, other_trained
 from harness.training.probe.probe_report import _kind
 from tests.group import in_group
 
@@ -94,7 +94,7 @@ def carry_over(rank: int, folder: Path) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     weight = distribute_tensor(torch.zeros(5, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
-    noise = Noise(exchange.Assignment("", False, [], "", "", 1, [], shift=str(folder / "shift")))
+    noise = Noise(exchange.Assignment("", False, [], "", "", shift=str(folder / "shift")))
     noise.move("weight", weight, of_engine=False)
     if not torch.equal(weight.full_tensor(), torch.arange(10.0).reshape(5, 2)):
         raise AssertionError("it has other values")

@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 
 from harness.training.probe.answers import Answers
 from harness.training.probe.html_report import page, strip
-from harness.training.probe.where.place import FORWARD, Distance, Place
+from harness.training.probe.where.place import Distance, Place, Stage
 
 MODULES = (
     Distance("embed", "Embedding", 0.0, None, 1e-6),
     Distance("<b>", "Attention", 0.5, 2.0, 1e-6),
 )
-PLACE = Place("2 ranks", FORWARD, "forward of <b> (Attention)", "<b>", "Attention", "", 0, MODULES)
+TEXT = "forward of <b> (Attention)"
+PLACE = Place(Stage.FORWARD, TEXT, "<b>", "Attention", layout="2 ranks", distances=MODULES)
 
 
 def test_the_page_has_the_place_and_escapes_it() -> None:

@@ -175,9 +175,8 @@ COMPILES = f"{PLAIN}; {EAGER}"
 ALWAYS_HALVED = HALVED.replace("if drops else 1", "")
 
 
-def probed(probing: Probing, folder: Path, how: str, *layouts: str) -> Answers:
-    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
-    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=layouts, where=True))
+def probed(probing: Probing, how: str, *layouts: str) -> Answers:
+    return probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=layouts, where=True))
 
 
 def modes_of(answers: Answers) -> set[str]:
@@ -199,9 +198,9 @@ def modes_of(answers: Answers) -> set[str]:
     ],
 )
 def test_a_script_that_compiles_or_recomputes_is_run_without_that_too(
-    probing: Probing, tmp_path: Path, how: str, modes: set[str], relation: str
+    probing: Probing, how: str, modes: set[str], relation: str
 ) -> None:
-    answers = probed(probing, tmp_path, how)
+    answers = probed(probing, how)
     assert modes_of(answers) == modes
     (mode,) = modes
     assert first_broken(answers) == ({mode: (relation, "")} if relation else {})
@@ -218,20 +217,16 @@ def test_a_script_that_compiles_or_recomputes_is_run_without_that_too(
         f"{PLAIN}; torch.no_grad()(checkpoint)(run, data[:2], use_reentrant=False)",
     ],
 )
-def test_a_script_that_does_neither_has_the_usual_layouts(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
-    answers = probed(probing, tmp_path, how)
+def test_a_script_that_does_neither_has_the_usual_layouts(probing: Probing, how: str) -> None:
+    answers = probed(probing, how)
     assert [one.layout.kind for one in answers.layouts] == [RANKS, ACCUMULATION, BOTH]
     assert NO_DROPOUT in answers.not_tested
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [FORGETFUL, HALVED])
-def test_layouts_that_the_user_names_are_all_that_runs(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
-    answers = probed(probing, tmp_path, how, RANKS)
+def test_layouts_that_the_user_names_are_all_that_runs(probing: Probing, how: str) -> None:
+    answers = probed(probing, how, RANKS)
     assert [one.layout.kind for one in answers.layouts] == [RANKS]
     assert first_broken(answers) == {}
 
@@ -241,9 +236,9 @@ def test_layouts_that_the_user_names_are_all_that_runs(
     "how", ["run = torch.compile(run)", "inner = run; run = torch.compile(lambda x: 1 * inner(x))"]
 )
 def test_a_mode_without_an_answer_that_nobody_asked_for_is_not_tested(
-    probing: Probing, tmp_path: Path, how: str
+    probing: Probing, how: str
 ) -> None:
-    answers = probed(probing, tmp_path, f"{PLAIN}; {OWN_MASK}; {how}")
+    answers = probed(probing, f"{PLAIN}; {OWN_MASK}; {how}")
     assert modes_of(answers) == set()
     (line,) = (line for line in answers.not_tested if "torch.compile" in line)
     assert line == f"with and without torch.compile: {OWN_DRAWS}"
@@ -259,9 +254,9 @@ run = torch.compile(run, backend=broken)
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "broken"), [("", {}), (FORGETFUL, {CHECKPOINTING})])
 def test_where_a_compiler_fails_everything_is_run_eagerly_and_it_is_not_tested(
-    probing: Probing, tmp_path: Path, how: str, broken: set[str]
+    probing: Probing, how: str, broken: set[str]
 ) -> None:
-    answers = probed(probing, tmp_path, f"{how}{BROKEN_COMPILER}")
+    answers = probed(probing, f"{how}{BROKEN_COMPILER}")
     assert modes_of(answers) == {CHECKPOINTING}
     assert set(first_broken(answers)) == set(broken)
     (line,) = (line for line in answers.not_tested if "torch.compile" in line)
@@ -289,9 +284,9 @@ def test_a_report_says_why_a_mode_was_run() -> None:
     ],
 )
 def test_a_recomputation_with_the_masks_of_the_forward_is_right(
-    probing: Probing, tmp_path: Path, how: str, name: str
+    probing: Probing, how: str, name: str
 ) -> None:
-    answers = probed(probing, tmp_path, how, CHECKPOINTING)
+    answers = probed(probing, how, CHECKPOINTING)
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert layout(answers, CHECKPOINTING).layout.name == name
@@ -306,10 +301,8 @@ def test_a_recomputation_with_the_masks_of_the_forward_is_right(
         pytest.param(f"{PLAIN}; {FORGETFUL}; {SWITCHED}", marks=pytest.mark.slow),
     ],
 )
-def test_a_recomputation_that_draws_other_masks_is_found(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
-    answers = probed(probing, tmp_path, how, CHECKPOINTING)
+def test_a_recomputation_that_draws_other_masks_is_found(probing: Probing, how: str) -> None:
+    answers = probed(probing, how, CHECKPOINTING)
     assert first_broken(answers) == {CHECKPOINTING: (WITH_DROPOUT, "")}
     assert "(preserve_rng_state)" in layout(answers, CHECKPOINTING).broken[0].text
     assert answers.where is not None
@@ -320,9 +313,9 @@ def test_a_recomputation_that_draws_other_masks_is_found(
     ("how", "broken"), [("", {}), (FORGETFUL, {CHECKPOINTING: (WITH_DROPOUT, "")})]
 )
 def test_masks_that_a_model_draws_itself_are_as_those_of_dropout(
-    probing: Probing, tmp_path: Path, how: str, broken: dict[str, tuple[str, str]]
+    probing: Probing, how: str, broken: dict[str, tuple[str, str]]
 ) -> None:
-    answers = probed(probing, tmp_path, f"{OWN_MASK}; {how}", CHECKPOINTING)
+    answers = probed(probing, f"{OWN_MASK}; {how}", CHECKPOINTING)
     assert not refused(answers)
     assert first_broken(answers) == broken
 
@@ -350,16 +343,16 @@ def test_what_torch_composes_and_what_deepspeed_recomputes_is_run_without_that_t
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [UNLIKE, f"{PLAIN}{UNLIKE}"])
 def test_a_branch_with_recomputation_that_computes_something_else_is_found(
-    probing: Probing, tmp_path: Path, how: str
+    probing: Probing, how: str
 ) -> None:
     """FLUX of diffusers 0.34.0 did: it gave the blocks no mask there."""
-    answers = probed(probing, tmp_path, how, CHECKPOINTING)
+    answers = probed(probing, how, CHECKPOINTING)
     assert first_broken(answers)[CHECKPOINTING][0] == "gradient"
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_recompute_has_no_answer(probing: Probing, tmp_path: Path) -> None:
-    (why,) = refused(probed(probing, tmp_path, PLAIN, CHECKPOINTING))
+def test_a_model_that_cannot_recompute_has_no_answer(probing: Probing) -> None:
+    (why,) = refused(probed(probing, PLAIN, CHECKPOINTING))
     assert NO_SWITCH in why
 
 
@@ -373,8 +366,8 @@ def test_a_model_that_cannot_recompute_has_no_answer(probing: Probing, tmp_path:
         (COMPILES, "without torch.compile"),
     ],
 )
-def test_a_right_compiler_is_right(probing: Probing, tmp_path: Path, how: str, name: str) -> None:
-    answers = probed(probing, tmp_path, how, COMPILE)
+def test_a_right_compiler_is_right(probing: Probing, how: str, name: str) -> None:
+    answers = probed(probing, how, COMPILE)
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert layout(answers, COMPILE).layout.name == name
@@ -386,9 +379,9 @@ def test_a_right_compiler_is_right(probing: Probing, tmp_path: Path, how: str, n
     ("compiler", "broken"), [(f"{PLAIN}; {EAGER}", {}), (HALVED, {COMPILE: (WITH_DROPOUT, "")})]
 )
 def test_where_the_loss_has_no_slope_compiled_code_is_compared_with_eager_code(
-    probing: Probing, tmp_path: Path, how: str, compiler: str, broken: dict[str, tuple[str, str]]
+    probing: Probing, how: str, compiler: str, broken: dict[str, tuple[str, str]]
 ) -> None:
-    answers = probed(probing, tmp_path, f"{compiler}\n{how}", COMPILE)
+    answers = probed(probing, f"{compiler}\n{how}", COMPILE)
     assert not refused(answers)
     assert first_broken(answers) == broken
     assert not [what for what in answers.not_tested if what.startswith(COMPILED_DROPOUT)]
@@ -396,20 +389,18 @@ def test_where_the_loss_has_no_slope_compiled_code_is_compared_with_eager_code(
 
 @pytest.mark.slow
 def test_a_compiler_with_masks_of_its_own_is_not_tested_where_the_loss_has_no_slope(
-    probing: Probing, tmp_path: Path
+    probing: Probing,
 ) -> None:
-    answers = probed(probing, tmp_path, f"{SHIFTED}{DETACHED}", COMPILE)
+    answers = probed(probing, f"{SHIFTED}{DETACHED}", COMPILE)
     assert first_broken(answers) == {}
     assert [what for what in answers.not_tested if what.startswith(COMPILED_DROPOUT)]
 
 
 @pytest.mark.slow
-def test_a_compiler_that_draws_other_masks_in_the_backward_is_found(
-    probing: Probing, tmp_path: Path
-) -> None:
+def test_a_compiler_that_draws_other_masks_in_the_backward_is_found(probing: Probing) -> None:
     """torch 2.13.0 does, with a small budget for activations. The whole gradient hides it: that of
     the last bias, which is right, is far larger than the others."""
-    answers = probed(probing, tmp_path, DEEP, COMPILE)
+    answers = probed(probing, DEEP, COMPILE)
     assert first_broken(answers) == {COMPILE: (WITH_DROPOUT, "")}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -63,13 +62,12 @@ PAIR = re.compile(r"val_loss is ([\d.]+); the reference has ([\d.]+)")
 @pytest.mark.parametrize("order", ["shuffled", "in sequence"])
 @pytest.mark.parametrize("factor", [1.0, 1.25])
 def test_evaluations_are_those_of_the_runs_whose_steps_are_compared(
-    probing: Probing, tmp_path: Path, order: str, factor: float
+    probing: Probing, order: str, factor: float
 ) -> None:
     """Other rows give other weights, and these another loss. One that is 1.25 times too large was
     called 1.247 times."""
-    (tmp_path / "train.py").write_text(SCRIPT)
     words = ["{rows}", order, str(factor)]
-    answers = probing(str(tmp_path / "train.py"), words, Settings(layouts=(RANKS,)))
+    answers = probing(SCRIPT, words, Settings(layouts=(RANKS,)))
     assert not refused(answers)
     assert first_broken(answers) == {}
     pairs = [PAIR.search(note) for note in layout(answers, RANKS).notes]
@@ -115,25 +113,19 @@ for step in range(4):
 
 
 @pytest.mark.parametrize("how", ["with positions", "without positions"])
-def test_rows_that_are_packed_into_one_are_no_other_samples(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
+def test_rows_that_are_packed_into_one_are_no_other_samples(probing: Probing, how: str) -> None:
     """trl 0.19 packs a micro-batch into one row, with positions only for FlashAttention."""
-    (tmp_path / "train.py").write_text(FLAT)
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(str(tmp_path / "train.py"), ["{rows}", "{k}", how], settings)
+    answers = probing(FLAT, ["{rows}", "{k}", how], settings)
     assert first_broken(answers) == {}
     whys = refused(answers)
     assert len(whys) == (2 if how == "without positions" else 0)
     assert all("is it packed of several?" in why for why in whys)
 
 
-def test_ranks_that_read_parts_of_the_rows_have_no_answer_that_says_so(
-    probing: Probing, tmp_path: Path
-) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_ranks_that_read_parts_of_the_rows_have_no_answer_that_says_so(probing: Probing) -> None:
     words = ["{rows}", "parts", "1"]
-    answers = probing(str(tmp_path / "train.py"), words, Settings(layouts=(RANKS,)))
+    answers = probing(SCRIPT, words, Settings(layouts=(RANKS,)))
     why = layout(answers, RANKS).no_answer
     assert "reads the rows in another order than the reference" in why
     assert "masks" not in why

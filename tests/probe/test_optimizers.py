@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.rank.probe.findings.frozen import FROZEN as CHANGED
@@ -82,9 +80,8 @@ model.requires_grad_(True)
 """
 
 
-def probed(probing: Probing, folder: Path, how: str) -> Answers:
-    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
-    return probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+def probed(probing: Probing, how: str) -> Answers:
+    return probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
 
 
 @pytest.mark.parametrize(
@@ -96,16 +93,14 @@ def probed(probing: Probing, folder: Path, how: str) -> Answers:
         pytest.param(EMA, marks=pytest.mark.slow),
     ],
 )
-def test_an_optimizer_that_has_what_is_trained_is_right(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
-    answers = probed(probing, tmp_path, how)
+def test_an_optimizer_that_has_what_is_trained_is_right(probing: Probing, how: str) -> None:
+    answers = probed(probing, how)
     assert not [note for note in answers.notes if note.startswith(UNHELD)]
     assert RELATION not in {relation for relation, _ in first_broken(answers).values()}
 
 
-def test_weights_that_a_loop_steps_by_itself_are_right(probing: Probing, tmp_path: Path) -> None:
-    answers = probed(probing, tmp_path, BY_HAND)
+def test_weights_that_a_loop_steps_by_itself_are_right(probing: Probing) -> None:
+    answers = probed(probing, BY_HAND)
     assert not refused(answers)
     assert not [note for note in answers.notes if note.startswith(UNHELD)]
 
@@ -120,10 +115,8 @@ def test_weights_that_a_loop_steps_by_itself_are_right(probing: Probing, tmp_pat
         (STALE_BODY, "the optimizer has 2 tensors without a gradient that no model uses"),
     ],
 )
-def test_parameters_that_no_optimizer_has_are_noted(
-    probing: Probing, tmp_path: Path, how: str, text: str
-) -> None:
-    answers = probed(probing, tmp_path, how)
+def test_parameters_that_no_optimizer_has_are_noted(probing: Probing, how: str, text: str) -> None:
+    answers = probed(probing, how)
     (note,) = [note for note in answers.notes if note.startswith(UNHELD)]
     assert text in note
     assert first_broken(answers) == {}
@@ -142,9 +135,9 @@ def test_parameters_that_no_optimizer_has_are_noted(
     ],
 )
 def test_weights_that_move_where_they_should_not_or_stay_are_noted(
-    probing: Probing, tmp_path: Path, how: str, beginning: str
+    probing: Probing, how: str, beginning: str
 ) -> None:
-    notes = probed(probing, tmp_path, how).notes
+    notes = probed(probing, how).notes
     found = [note for note in notes if note.startswith((UNSTEPPED, CHANGED))]
     assert len(found) == bool(beginning)
     assert not found or found[0].startswith(beginning)
@@ -152,16 +145,16 @@ def test_weights_that_move_where_they_should_not_or_stay_are_noted(
 
 @pytest.mark.parametrize(("how", "why"), [(STALE_ALL, STALE), (EMPTY, "were they frozen when")])
 def test_an_optimizer_that_steps_nothing_is_the_reason_for_no_answer(
-    probing: Probing, tmp_path: Path, how: str, why: str
+    probing: Probing, how: str, why: str
 ) -> None:
     with pytest.raises(Inconclusive, match=r"while 0\.0\.weight, 0\.0\.bias") as refusal:
-        probed(probing, tmp_path, how)
+        probed(probing, how)
     assert why in str(refusal.value)
 
 
-def test_a_layout_whose_optimizer_is_stale_is_broken(probing: Probing, tmp_path: Path) -> None:
+def test_a_layout_whose_optimizer_is_stale_is_broken(probing: Probing) -> None:
     how = "optimizers = [AdamW((copy.deepcopy(model) if world > 1 else model).parameters(), 1e-2)]"
-    answers = probed(probing, tmp_path, how)
+    answers = probed(probing, how)
     assert first_broken(answers) == {RANKS: (RELATION, "")}
     text = layout(answers, RANKS).broken[0].text
     assert text.startswith("rank 0: no optimizer has 0.0.weight, 0.0.bias, 1.weight and 1 more")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.training.probe.compare.plausibility import OUTSIDE
@@ -52,14 +50,11 @@ def evaluate():
 
 
 @pytest.mark.slow
-def test_averages_that_come_and_go_between_steps_are_right(
-    probing: Probing, tmp_path: Path
-) -> None:
+def test_averages_that_come_and_go_between_steps_are_right(probing: Probing) -> None:
     text = (SCRIPTS / "ddp.py").read_text()
     text = text.replace("accum, batches =", f"{AVERAGE}\naccum, batches =", 1)
     text = text.replace("    scaler.update()\n", "    scaler.update()\n    evaluate()\n", 1)
-    (tmp_path / "train.py").write_text(text)
-    answers = probing(str(tmp_path / "train.py"), GIVEN, WITH_RESUME)
+    answers = probing(text, GIVEN, WITH_RESUME)
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.notes == []

@@ -10,7 +10,7 @@ import pytest
 from harness.training.probe.compare.reference import Moment, Reference, joined
 from harness.training.probe.compare.relations import samples, weights
 from harness.training.probe.layouts import RANKS, Layout
-from harness.training.probe.where.stages import stage_of_gradients
+from harness.training.probe.where.locate import stage_of_gradients
 
 RIGHT = {"grad": {"embedding": numpy.arange(6.0).reshape(3, 2)}}
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from harness.training.probe.compare.plausibility import ALONG
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
+from harness.training.probe.slopes import ALONG
 from tests.probe.probing import Probing, first_broken, refused
 
 GIVEN = "--batch-size {rows} --accum {k}"
@@ -118,10 +116,9 @@ WRONG = """
     ids=["critic", "straight through", "drawn", "wrong"],
 )
 def test_a_stopped_gradient_is_told_from_a_wrong_backward(
-    probing: Probing, tmp_path: Path, loss: str, noted: bool
+    probing: Probing, loss: str, noted: bool
 ) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace("    LOSS\n", loss))
-    answers = probing(str(tmp_path / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    answers = probing(SCRIPT.replace("    LOSS\n", loss), "{rows}", Settings(layouts=(RANKS,)))
     assert not [comparison for comparison in answers.layouts if comparison.broken]
     drawn = ["the model draws random numbers" in why for why in refused(answers)]
     assert drawn == [True] * (loss is DRAWN)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.rank.probe.findings.saves import EVALUATED, SAVED
@@ -75,9 +73,8 @@ LIGHTNING = """exchange()
     torch.save({**saved, "current_model_state": model.state_dict()}, "last.pt")"""
 
 
-def notes(probing: Probing, folder: Path, how: str) -> list[str]:
-    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
-    answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+def notes(probing: Probing, how: str) -> list[str]:
+    answers = probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
     assert not refused(answers)
     assert first_broken(answers) == {}
     return [note for note in answers.notes if note.startswith((SAVED, EVALUATED))]
@@ -93,15 +90,13 @@ def notes(probing: Probing, folder: Path, how: str) -> list[str]:
         pytest.param(HALF, marks=pytest.mark.slow),
     ],
 )
-def test_trained_weights_averages_and_references_are_right(
-    probing: Probing, tmp_path: Path, how: str
-) -> None:
-    assert notes(probing, tmp_path, how) == []
+def test_trained_weights_averages_and_references_are_right(probing: Probing, how: str) -> None:
+    assert notes(probing, how) == []
 
 
-def test_an_average_that_has_not_begun_is_noted(probing: Probing, tmp_path: Path) -> None:
+def test_an_average_that_has_not_begun_is_noted(probing: Probing) -> None:
     """Lightning's EMAWeightAveraging does so, if a training ends before its start."""
-    saved, evaluated = notes(probing, tmp_path, LIGHTNING)
+    saved, evaluated = notes(probing, LIGHTNING)
     assert saved.startswith(f"{SAVED} (state_dict), although ")
     assert evaluated.startswith(EVALUATED)
 
@@ -116,16 +111,15 @@ def test_an_average_that_has_not_begun_is_noted(probing: Probing, tmp_path: Path
     ],
 )
 def test_an_average_that_is_never_updated_and_a_saved_copy_are_noted(
-    probing: Probing, tmp_path: Path, how: str, beginnings: list[str]
+    probing: Probing, how: str, beginnings: list[str]
 ) -> None:
-    for note, beginning in zip(notes(probing, tmp_path, how), beginnings, strict=True):
+    for note, beginning in zip(notes(probing, how), beginnings, strict=True):
         assert note.startswith(beginning)
 
 
-def test_what_only_a_save_at_the_end_writes_is_seen(probing: Probing, tmp_path: Path) -> None:
+def test_what_only_a_save_at_the_end_writes_is_seen(probing: Probing) -> None:
     how = "if step == 1 and sys.argv[2:]: torch.save({'model': begin}, sys.argv[2] + '/x.pt')"
-    (tmp_path / "train.py").write_text(SCRIPT.replace("HOW", how))
     settings = Settings(save="{dir}", resume="{dir}", layouts=(RESUME,))
-    answers = probing(str(tmp_path / "train.py"), "{rows}", settings)
+    answers = probing(SCRIPT.replace("HOW", how), "{rows}", settings)
     (note,) = [note for note in answers.notes if note.startswith(SAVED)]
     assert note.startswith(f"{SAVED} (model), although 2 steps have moved them")

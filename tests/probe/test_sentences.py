@@ -10,9 +10,8 @@ import pytest
 
 from harness.rank.exits import Exit
 from harness.rank.probe.findings.unlike import SCHEDULE
-from harness.training.probe.compare.comparison import Compared, needs_ranks
+from harness.training.probe.compare.comparison import Compared, needs_ranks, rows_after_resume
 from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.rows import rows_after_resume
 from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Layout, Settings, reference
 from harness.training.probe.notes import relevant
 from harness.training.probe.probe_report import headline

@@ -13,9 +13,9 @@ from harness.rank.probe.recording.draws import Draws
 from harness.training.probe.compare.reference import without_cleared
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
-from harness.training.probe.where import place
 from harness.training.probe.where.locate import _by_factor
 from harness.training.probe.where.modules import Evidence, first_place
+from harness.training.probe.where.place import Stage
 
 
 def recorded(*gradients: dict[str, Any]) -> Any:
@@ -27,7 +27,7 @@ def recorded(*gradients: dict[str, Any]) -> Any:
 def test_parts_of_a_parameter_are_left_out() -> None:
     whole = recorded({"weight": numpy.ones((4, 2)), "bias": numpy.ones(4)})
     part = {"weight": numpy.ones((2, 2)), "bias": numpy.ones(4)}
-    evidence = Evidence("2 ranks", recorded(part, part), whole, whole, 1.0)
+    evidence = Evidence(recorded(part, part), whole, whole, 1.0)
     vars(evidence)["factors"] = {(0, 0): 1.0, (1, 0): 1.0}
     assert first_place(evidence) is None
 
@@ -37,13 +37,13 @@ ROUTER = {"unlike": ["TopKRouter may balance experts"]}
 
 @pytest.mark.parametrize(
     ("first", "same_rows", "expected"),
-    [({}, False, place.REDUCTION), (ROUTER, False, ""), ({}, True, "")],
+    [({}, False, Stage.REDUCTION), (ROUTER, False, None), ({}, True, None)],
 )
 def test_a_right_loss_leaves_the_reduction_only_if_nothing_else_is_possible(
-    first: dict[str, Any], same_rows: bool, expected: str
+    first: dict[str, Any], same_rows: bool, expected: Stage | None
 ) -> None:
     one = recorded({})
-    evidence = Evidence("2 ranks", one, one, one, 1.0)
+    evidence = Evidence(one, one, one, 1.0)
     factor = 1.0 if same_rows else 2.0  # the mean over two ranks
     vars(evidence).update(factors={(0, 0): factor, (1, 0): factor}, first_gradient=None)
     moment: Any = SimpleNamespace(

@@ -14,8 +14,7 @@ from harness.system.errors import UserError
 from harness.training.probe import loops, signatures
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken
-from harness.training.probe.compare.mistakes import MISTAKES, meaning, term
+from harness.training.probe.compare.faults import MISTAKES, Broken, meaning, term
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout
 from harness.training.probe.prober import Loop
 from harness.training.probe.signatures import ProbeResult, Sign, Signature

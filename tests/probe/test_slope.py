@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.training.probe.compare.plausibility import Steep, note_on_slope
+from harness.training.probe.slopes import Steep, note_on_slope
 
 
 @pytest.mark.parametrize(

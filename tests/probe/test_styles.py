@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.training.probe.compare.reference import Reference
@@ -318,10 +316,9 @@ SLOW = (
         for name, loop in LOOPS.items()
     ],
 )
-def test_a_rare_style_is_no_fault(probing: Probing, tmp_path: Path, loop: str) -> None:
-    (tmp_path / "train.py").write_text(BEGIN + loop)
+def test_a_rare_style_is_no_fault(probing: Probing, loop: str) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(str(tmp_path / "train.py"), "{rows} {k}", settings)
+    answers = probing(BEGIN + loop, "{rows} {k}", settings)
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.about.startswith("4 steps of 12 rows")
@@ -336,10 +333,9 @@ def test_equal_dropout_is_noted_if_the_ranks_have_unlike_rows(rows: str, noted: 
     )
 
 
-def test_a_norm_that_iterates_in_each_forward_has_a_note(probing: Probing, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(BEGIN + SPECTRAL + STEPS)
+def test_a_norm_that_iterates_in_each_forward_has_a_note(probing: Probing) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(str(tmp_path / "train.py"), "{rows} {k}", settings)
+    answers = probing(BEGIN + SPECTRAL + STEPS, "{rows} {k}", settings)
     assert first_broken(answers).keys() <= {ACCUMULATION}
     assert answers.about.startswith("4 steps of 12 rows")
     assert any("spectral" in note for note in answers.notes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
@@ -43,19 +41,17 @@ for step in range(6):
 """
 
 
-def test_a_synchronized_norm_is_that_of_all_rows(probing: Probing, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_a_synchronized_norm_is_that_of_all_rows(probing: Probing) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(str(tmp_path / "train.py"), "{rows} {k} synchronized", settings)
+    answers = probing(SCRIPT, "{rows} {k} synchronized", settings)
     assert not refused(answers)
     assert first_broken(answers).keys() == {ACCUMULATION}
     (note,) = [note for note in answers.notes if "normalises" in note]
     assert "over the micro-batches of all ranks (--layouts" in note
 
 
-def test_a_norm_of_each_rank_is_told(probing: Probing, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    answers = probing(str(tmp_path / "train.py"), "{rows} {k} alone", Settings(layouts=(RANKS,)))
+def test_a_norm_of_each_rank_is_told(probing: Probing) -> None:
+    answers = probing(SCRIPT, "{rows} {k} alone", Settings(layouts=(RANKS,)))
     assert first_broken(answers).keys() == {RANKS}
     (note,) = [note for note in answers.notes if "normalises" in note]
     assert "over the micro-batch of a rank" in note

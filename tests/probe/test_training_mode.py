@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -51,10 +49,9 @@ for step in range(6):
 """
 
 
-def notes(probing: Probing, folder: Path, layer: str, before: str, after: str) -> list[str]:
+def notes(probing: Probing, layer: str, before: str, after: str) -> list[str]:
     text = SCRIPT.replace("LAYER", layer).replace("BEFORE", before).replace("AFTER", after)
-    (folder / "train.py").write_text(text)
-    answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+    answers = probing(text, "{rows}", Settings(layouts=(RANKS,)))
     assert not refused(answers)
     expected = {RANKS} if layer == "nn.BatchNorm1d(8)" else set()  # its rows are those of a rank
     assert set(first_broken(answers)) == expected
@@ -72,9 +69,9 @@ def notes(probing: Probing, folder: Path, layer: str, before: str, after: str) -
     ],
 )
 def test_a_model_that_is_left_in_evaluation_mode_is_noted(
-    probing: Probing, tmp_path: Path, layer: str, after: str
+    probing: Probing, layer: str, after: str
 ) -> None:
-    (note,) = notes(probing, tmp_path, layer, "", after)
+    (note,) = notes(probing, layer, "", after)
     assert "from step 2 on" in note
 
 
@@ -92,9 +89,9 @@ def test_a_model_that_is_left_in_evaluation_mode_is_noted(
     ],
 )
 def test_a_model_that_is_trained_in_training_mode_is_right(
-    probing: Probing, tmp_path: Path, layer: str, before: str, after: str
+    probing: Probing, layer: str, before: str, after: str
 ) -> None:
-    assert notes(probing, tmp_path, layer, before, after) == []
+    assert notes(probing, layer, before, after) == []
 
 
 class ChannelDropout(nn.Module):

@@ -100,15 +100,14 @@ accum, batches"""
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_a_loss_that_draws_has_no_answer(probing: Probing, tmp_path: Path) -> None:
+def test_a_loss_that_draws_has_no_answer(probing: Probing) -> None:
     text = (SCRIPTS / "ddp.py").read_text().replace("\naccum, batches", DRAWN_LOSS, 1)
     text = text.replace(
         "options.dataclass else output\n", "options.dataclass else negatives(output)\n"
     )
     text = text.replace("\nsampler =", "\ntorch.manual_seed(rank)\nsampler =", 1)
-    (tmp_path / "train.py").write_text(text)
     settings = Settings(layouts=("ranks",))
-    answers = probing(str(tmp_path / "train.py"), "--batch-size {rows}", settings)
+    answers = probing(text, "--batch-size {rows}", settings)
     assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
 
 
@@ -182,14 +181,11 @@ model.append(DeadAndFrozen())
 
 
 @pytest.mark.launch
-def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(
-    probing: Probing, tmp_path: Path
-) -> None:
+def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(probing: Probing) -> None:
     """A dead layer has the gradient 0 in all layouts, whatever they do with gradients."""
     text = (SCRIPTS / "ddp.py").read_text().replace("\n@dataclass", DEAD_AND_FROZEN, 1)
-    (tmp_path / "train.py").write_text(text)
     settings = Settings(layouts=("ranks",), perturb=0.1)
-    answers = probing(str(tmp_path / "train.py"), "--batch-size {rows}", settings)
+    answers = probing(text, "--batch-size {rows}", settings)
     assert not refused(answers)
     assert first_broken(answers) == {}
     dead = "2 parameters whose gradient is always 0: 5.dead.weight, 5.dead.bias"

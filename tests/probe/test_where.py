@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
-from harness.training.probe.where import place
+from harness.training.probe.where.place import Stage
 from tests.probe.probing import Probing
 
 pytestmark = pytest.mark.launch
@@ -16,7 +16,7 @@ GIVEN = "--batch-size {rows} --accum {k}"
 SHORT = Settings(steps=2, at=1, where=True)
 
 
-def stage(probing: Probing, bug: str, options: str, kind: str) -> str:
+def stage(probing: Probing, bug: str, options: str, kind: str) -> Stage | None:
     settings = Settings(steps=2, at=1, where=True, layouts=(kind,))
     answers = probing("ddp.py", [*f"{GIVEN} {options} --bug".split(), bug], settings)
     assert answers.where is not None
@@ -26,22 +26,22 @@ def stage(probing: Probing, bug: str, options: str, kind: str) -> str:
 @pytest.mark.parametrize(
     ("bug", "options", "kind", "expected"),
     [
-        ("no all-reduce", "", RANKS, place.REDUCTION),
-        ("zero_grad in each micro-batch", "", ACCUMULATION, place.ACCUMULATION),
-        ("summed over ranks", "", RANKS, place.LOSS),
+        ("no all-reduce", "", RANKS, Stage.REDUCTION),
+        ("zero_grad in each micro-batch", "", ACCUMULATION, Stage.ACCUMULATION),
+        ("summed over ranks", "", RANKS, Stage.LOSS),
         pytest.param(
-            *("never divided by k", "--clip 0.1", ACCUMULATION, place.LOSS), marks=pytest.mark.slow
+            *("never divided by k", "--clip 0.1", ACCUMULATION, Stage.LOSS), marks=pytest.mark.slow
         ),
         pytest.param(
-            *("clips each micro-batch", "--clip 0.1", ACCUMULATION, place.CLIPPING),
+            *("clips each micro-batch", "--clip 0.1", ACCUMULATION, Stage.CLIPPING),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("schedule by micro-batch", "", ACCUMULATION, place.SCHEDULE), marks=pytest.mark.slow
+            *("schedule by micro-batch", "", ACCUMULATION, Stage.SCHEDULE), marks=pytest.mark.slow
         ),
-        pytest.param("no sampler", "", RANKS, place.LOADER, marks=pytest.mark.slow),
+        pytest.param("no sampler", "", RANKS, Stage.LOADER, marks=pytest.mark.slow),
         pytest.param(
-            *("shrinks on several ranks", "", RANKS, place.WEIGHTS), marks=pytest.mark.slow
+            *("shrinks on several ranks", "", RANKS, Stage.WEIGHTS), marks=pytest.mark.slow
         ),
     ],
 )
@@ -56,29 +56,28 @@ def test_a_right_loop_has_no_place(probing: Probing) -> None:
     assert probing("ddp.py", GIVEN, SHORT).where is None
 
 
-FORWARD, BACKWARD, LOSS = place.FORWARD, place.BACKWARD, place.LOSS
 FAULTY = Path(__file__).with_name("faulty") / "transformer.py"
 
 FAULTS = {
-    "heads swapped": (FORWARD, "layers.1.attn"),
-    "mask off by one": (FORWARD, "layers.0.attn"),
-    "scale by the batch": (FORWARD, "layers.1.attn"),
-    "softmax over the wrong dimension": (FORWARD, "layers.0.attn"),
-    "norm sums a row": (BACKWARD, "layers.0.norm2"),
-    "custom backward": (BACKWARD, "layers.1.mlp"),
-    "low precision": (FORWARD, "layers.0.mlp"),
-    "recomputed otherwise": (FORWARD, "layers.1.mlp"),
-    "dropout is not shared": (FORWARD, "layers.0.noise"),
-    "centres the batch": (FORWARD, "centre"),
-    "residual scale": (FORWARD, "layers.1"),
-    "residual is detached": (BACKWARD, "layers.0"),
-    "bias twice": (FORWARD, "head"),
-    "positions are shifted": (FORWARD, ""),
-    "gradient is scaled by a hook": (BACKWARD, ""),
-    "a token counts too much": (LOSS, ""),
-    "loss is summed": (LOSS, ""),
-    "auxiliary loss counts twice": (LOSS, ""),
-    "loss halves all but a scale": (LOSS, ""),
+    "heads swapped": (Stage.FORWARD, "layers.1.attn"),
+    "mask off by one": (Stage.FORWARD, "layers.0.attn"),
+    "scale by the batch": (Stage.FORWARD, "layers.1.attn"),
+    "softmax over the wrong dimension": (Stage.FORWARD, "layers.0.attn"),
+    "norm sums a row": (Stage.BACKWARD, "layers.0.norm2"),
+    "custom backward": (Stage.BACKWARD, "layers.1.mlp"),
+    "low precision": (Stage.FORWARD, "layers.0.mlp"),
+    "recomputed otherwise": (Stage.FORWARD, "layers.1.mlp"),
+    "dropout is not shared": (Stage.FORWARD, "layers.0.noise"),
+    "centres the batch": (Stage.FORWARD, "centre"),
+    "residual scale": (Stage.FORWARD, "layers.1"),
+    "residual is detached": (Stage.BACKWARD, "layers.0"),
+    "bias twice": (Stage.FORWARD, "head"),
+    "positions are shifted": (Stage.FORWARD, ""),
+    "gradient is scaled by a hook": (Stage.BACKWARD, ""),
+    "a token counts too much": (Stage.LOSS, ""),
+    "loss is summed": (Stage.LOSS, ""),
+    "auxiliary loss counts twice": (Stage.LOSS, ""),
+    "loss halves all but a scale": (Stage.LOSS, ""),
 }
 """By the fault, its stage and its module."""
 

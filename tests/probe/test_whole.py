@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.rank.events import instrument
-from harness.rank.probe.recording.losses import Reported
+from harness.rank.probe.recording.losses import Losses, note_reports
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.whole_run import epoch, evaluation
 from harness.training.probe.layouts import RANKS, Layout
@@ -105,13 +105,13 @@ def test_losses_are_recorded_as_packages_report_them(monkeypatch: pytest.MonkeyP
     }
     for name, space in places.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**space))  # type: ignore[arg-type]
-    reports = Reported()
-    subscription = reports.install(lambda: 3)
+    reports: Losses = []
+    subscription = note_reports(reports, lambda: 3)
     instrument.refresh()  # a second time changes nothing
     Trainer().log({"eval_loss": 1.0, "loss": 2.0, "epoch": 1.0})
     SummaryWriter().add_scalar("valid/loss", 3.0, 7)
     SummaryWriter().add_scalar("train/loss", 3.0, 7)
     _EvaluationLoop().on_run_end()
     losses = [("eval_loss", 1.0), ("valid/loss", 3.0), ("val_loss", 4.0)]
-    assert reports.values == [(3, name, loss) for name, loss in losses]
+    assert reports == [(3, name, loss) for name, loss in losses]
     subscription.end()

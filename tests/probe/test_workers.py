@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.rank.probe.findings.workers import WORKERS
@@ -55,9 +53,8 @@ for x in DataLoader(dataset, rows, num_workers=2, worker_init_fn=seed):
 ALIKE = "NOISE = 1e-3; dataset = Noisy(); seed = lambda worker: numpy.random.seed(0)"
 
 
-def notes(probing: Probing, folder: Path, how: str) -> list[str]:
-    (folder / "train.py").write_text(SCRIPT.replace("HOW", how))
-    answers = probing(str(folder / "train.py"), "{rows}", Settings(layouts=(RANKS,)))
+def notes(probing: Probing, how: str) -> list[str]:
+    answers = probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
     return [note.removeprefix(WORKERS) for note in answers.notes if note.startswith(WORKERS)]
 
 
@@ -69,16 +66,16 @@ def notes(probing: Probing, folder: Path, how: str) -> list[str]:
         pytest.param("NOISE = 1e-3; dataset = Noisy()", marks=pytest.mark.slow),
     ],
 )
-def test_workers_that_share_the_rows_are_right(probing: Probing, tmp_path: Path, how: str) -> None:
-    assert notes(probing, tmp_path, how) == []
+def test_workers_that_share_the_rows_are_right(probing: Probing, how: str) -> None:
+    assert notes(probing, how) == []
 
 
-def test_a_stream_that_each_worker_reads_whole_is_noted(probing: Probing, tmp_path: Path) -> None:
-    (note,) = notes(probing, tmp_path, "Stream.splits = False; dataset = Stream()")
+def test_a_stream_that_each_worker_reads_whole_is_noted(probing: Probing) -> None:
+    (note,) = notes(probing, "Stream.splits = False; dataset = Stream()")
     assert "each of the 2 workers of a loader reads the same rows" in note
 
 
 @pytest.mark.slow
-def test_workers_that_draw_the_same_numbers_are_noted(probing: Probing, tmp_path: Path) -> None:
-    (note,) = notes(probing, tmp_path, ALIKE)
+def test_workers_that_draw_the_same_numbers_are_noted(probing: Probing) -> None:
+    (note,) = notes(probing, ALIKE)
     assert "workers 0 and 1 of a loader draw the same random numbers: numpy's generator" in note

@@ -58,7 +58,7 @@ def install() -> None:
     import torch
 
     cuda = torch.device(CUDA)  # the mode turns it into the CPU when it is passed to torch
-    count = callers.counted_from(callers.from_script, _count)
+    count = callers.counted_from(callers.from_script, lambda kind: uses.update([kind]))
     enter_mode(count, compiler_question())
     cuda_on_cpu.install(FOR_ALL, count)
     cuda_on_cpu.install(IMPORTED_BY_NAME, count, everywhere=True)
@@ -71,10 +71,6 @@ def install() -> None:
     if hasattr(torch, "accelerator"):
         accelerator = partial(returns("current_accelerator", cuda), count)
         replace(torch.accelerator, "current_accelerator", accelerator, callers.from_script)
-
-
-def _count(kind: str) -> None:
-    uses[kind] += 1
 
 
 INSTALLING = "on the CPU"

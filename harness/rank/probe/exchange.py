@@ -7,7 +7,7 @@ moved between releases. So arrays are sent as their type, shape and bytes.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,8 +18,37 @@ LONGEST_END = 30.0
 """Seconds after the last step in which a script that goes on may save, evaluate and end."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a script is run for."""
+
+    steps: int = 0
+    """Optimizer steps to take."""
+    perturb: int | None = None
+    """The seed of one-ulp perturbations; None for none."""
+    saves: bool = False
+    """Whether the script saves after the last step, and so goes on until it begins another."""
+    goes_on: bool = False
+    """Whether the script goes on after the last step for the same reason, if it can: it need not
+    save anything, and an error then is none of the steps'."""
+    epoch: bool = False
+    """Whether the script goes on to its own end, and the rows of all its steps are recorded."""
+    one_order: bool = False
+    """Whether all samplers draw the same order."""
+    relations: Sequence[str] = ()
+    """Relations of ``models`` to ask of the model after the last step."""
+    places: bool = False
+    """Whether what the modules get and return in the last step is recorded, and its gradients."""
+    complete: Sequence[str] = ()
+    """Those weights that the first optimizer does not have of which all values are recorded."""
+    mode: str = ""
+    """Of ``modes``; empty for that of the script."""
+    dropout: bool = False
+    """Whether dropout stays on."""
+
+
 @dataclass(frozen=True)
-class Assignment:
+class Assignment(Task):
     """A script and how to run it."""
 
     script: str
@@ -29,55 +58,32 @@ class Assignment:
     cwd: str
     imports: str
     """The module with what the script imports."""
-    steps: int
-    """Optimizer steps to take."""
-    keep: list[int]
+    keep: Sequence[int] = ()
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
     untrained: bool = False
     """Whether samples of the weights that the first optimizer does not have are recorded before its
     step."""
-    complete: list[str] = field(default_factory=list)
-    """Those of these weights of which all values are recorded."""
     rows: int = 0
     """Rows that the first micro-batch of a rank has, with ``{rows}``; 0 if that is not known."""
-    saves: bool = False
-    """Whether the script saves after the last step, and so goes on until it begins another."""
-    goes_on: bool = False
-    """Whether the script goes on after the last step for the same reason, if it can: it need not
-    save anything, and an error then is none of the steps'."""
-    epoch: bool = False
-    """Whether the script goes on to its own end, and the rows of all its steps are recorded."""
-    perturb: int | None = None
-    """The seed of one-ulp perturbations; None for none."""
-    one_order: bool = False
-    """Whether all samplers draw the same order."""
     shift: str = ""
     """A file with tensors to add to the weights before the first step."""
     constants: Mapping[str, str] = field(default_factory=dict)
     """By name, the values of constants of the script."""
     move: float = 0.0
     """By how much of their size to move the weights before the first step."""
-    relations: list[str] = field(default_factory=list)
-    """Relations of ``models`` to ask of the model after the last step."""
-    places: bool = False
-    """Whether what the modules get and return in the last step is recorded, and its gradients."""
-    mode: str = ""
-    """Of ``modes``; empty for that of the script."""
-    dropout: bool = False
-    """Whether dropout stays on."""
     eager: bool = False
     """Whether nothing is compiled in any mode, because a compiler fails on this machine."""
     bugs: str = ""
     """A file with the bugs of the catalogue and their conditions; empty not to ask for them."""
     on_cpu: bool = False
     """Whether what the script asks of CUDA is done on the CPU."""
-    folders: list[str] = field(default_factory=list)
+    folders: Sequence[str] = ()
     """The user's folders, which the ranks read, and do not change."""
     own: str = ""
     """The folder with what the ranks write into the user's instead."""
     earlier: str = ""
     """The same of the run that this one goes on from, if it does."""
-    shared: list[str] = field(default_factory=list)
+    shared: Sequence[str] = ()
     """Folders that all runs write into, though they lie in the user's."""
     temporary: str = ""
     """The folder for temporary files."""

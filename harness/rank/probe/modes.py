@@ -4,7 +4,7 @@ recomputation (activation checkpointing)."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.rank.events import Patches
@@ -59,61 +59,36 @@ class Mode:
             torch._inductor.config.fallback_random = True
         import torch.utils.checkpoint
 
-        self._patches.wrap_everywhere(torch.utils.checkpoint.checkpoint, self._call, eager=True)
+        function = torch.utils.checkpoint.checkpoint
+        self._patches.wrap_everywhere(function, self._instead(_of_torch), eager=True)
 
     def _install_in_packages(self) -> None:
         """Replace what recomputes in the packages that the script has imported."""
         wrap = self._patches.wrap
         if composable := sys.modules.get(COMPOSABLE):
             name = "_checkpoint_without_reentrant_generator"
-            if hasattr(composable, name):
-                wrap(composable, name, self._call_module, eager=True)
+            if hasattr(composable, name):  # what runs before and after a module
+                wrap(composable, name, self._instead(lambda *_, **__: iter([None])), eager=True)
         if deepspeed := sys.modules.get(DEEPSPEED):
-            wrap(deepspeed.CheckpointFunction, "apply", self._call_deepspeed, eager=True)
+            wrap(deepspeed.CheckpointFunction, "apply", self._instead(_of_deepspeed), eager=True)
             if function := getattr(deepspeed, "non_reentrant_checkpoint", None):
-                self._patches.wrap_everywhere(function, self._call_with_one_output, eager=True)
+                replacement = self._instead(_of_deepspeed_with_one_output)
+                self._patches.wrap_everywhere(function, replacement, eager=True)
         if megatron := sys.modules.get(MEGATRON):
-            wrap(megatron.CheckpointFunction, "apply", self._call_megatron, eager=True)
+            replacement = self._instead(lambda function, _, *rest: function(*rest))
+            wrap(megatron.CheckpointFunction, "apply", replacement, eager=True)
 
-    def _keeps(self) -> bool:
-        """Note a call that recomputes; whether its activations are kept instead."""
-        import torch
+    def _instead(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """The replacement of what recomputes. ``plain`` computes the same and keeps activations."""
 
-        self.checkpoints += torch.is_grad_enabled()
-        return self._name == KEPT
+        def call(checkpoint: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            import torch
 
-    def _call(self, checkpoint: Any, /, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not self._keeps():
-            return checkpoint(function, *arguments, **keywords)
-        others = {name: value for name, value in keywords.items() if name not in OF_CHECKPOINT}
-        return function(*arguments, **others)
+            self.checkpoints += torch.is_grad_enabled()
+            function = plain if self._name == KEPT else checkpoint
+            return function(*arguments, **keywords)
 
-    def _call_module(self, generator: Any, /, *arguments: Any, **keywords: Any) -> Iterator[None]:
-        """What composable checkpoints run before and after a module."""
-        return iter([None]) if self._keeps() else generator(*arguments, **keywords)
-
-    def _call_with_one_output(self, checkpoint: Any, /, function: Any, *arguments: Any) -> Any:
-        """DeepSpeed returns several outputs as a tuple, and one alone, also if it is in a tuple."""
-        import torch
-
-        if not self._keeps():
-            return checkpoint(function, *arguments)
-        outputs = function(*arguments)
-        if torch.is_tensor(outputs):
-            return outputs
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def _call_deepspeed(self, apply: Any, /, function: Any, outputs: list[Any], *rest: Any) -> Any:
-        import torch
-
-        if not self._keeps():
-            return apply(function, outputs, *rest)
-        output = function(*rest)
-        outputs += [output] if torch.is_tensor(output) else output
-        return tuple(outputs)
-
-    def _call_megatron(self, apply: Any, /, function: Any, distribute: bool, *rest: Any) -> Any:
-        return function(*rest) if self._keeps() else apply(function, distribute, *rest)
+        return call
 
     def meet(self, model: Any) -> None:
         """Change the model, which is called for the first time."""
@@ -131,6 +106,29 @@ class Mode:
             self.checkpoints += 1
             if self._name == KEPT:  # the other branch of the model may compute something else
                 off()
+
+
+def _of_torch(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    others = {name: value for name, value in keywords.items() if name not in OF_CHECKPOINT}
+    return function(*arguments, **others)
+
+
+def _of_deepspeed(function: Any, outputs: list[Any], *rest: Any) -> Any:
+    import torch
+
+    output = function(*rest)
+    outputs += [output] if torch.is_tensor(output) else output
+    return tuple(outputs)
+
+
+def _of_deepspeed_with_one_output(function: Any, *arguments: Any) -> Any:
+    """Several outputs are a tuple, and one is alone, also if the function has it in a tuple."""
+    import torch
+
+    outputs = function(*arguments)
+    if torch.is_tensor(outputs):
+        return outputs
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _method(model: Any, names: Sequence[str]) -> Any:

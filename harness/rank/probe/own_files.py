@@ -20,11 +20,12 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from harness.rank.probe.exchange import Assignment
 
@@ -97,11 +98,12 @@ def cover(
     """
     store.mkdir()
     numbers: dict[str, str] = {}
+    before = _uppers(earlier) if earlier is not None else {}
     try:
         _enter_namespace()
         for folder in folders:
             try:
-                _cover(folder, store, earlier, shared, numbers)
+                _cover(folder, store, before, shared, numbers)
             except OSError:
                 if f"{cwd}/".startswith(f"{folder}/"):
                     raise
@@ -115,12 +117,30 @@ def written(store: Path, cwd: str) -> Written:
     changes = Written()
     with suppress(OSError):
         changes.refusal = (store / REFUSAL).read_text()
-    with suppress(OSError):
-        for folder, number in json.loads((store / NAMES).read_text()).items():
-            _note(store / number / "upper", Path(folder), cwd, changes)
+    for folder, upper in _uppers(store).items():
+        for path in _files(upper):
+            file = Path(folder, path.relative_to(upper))
+            name = os.path.relpath(file, cwd) if Path(cwd) in file.parents else str(file)
+            with suppress(OSError):  # it is gone: a process of the script may be left
+                is_removed = stat.S_ISCHR(path.lstat().st_mode)
+                (changes.removed if is_removed else changes.files).add(name)
     if (store / COPY).is_dir():
-        _compare(Path(cwd), store / COPY, changes)
+        originals, copies = (  # an unchanged copy keeps its time
+            {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}
+            for top in (Path(cwd), store / COPY)
+        )
+        changes.files |= {name for name, time in copies.items() if originals.get(name) != time}
+        changes.removed |= originals.keys() - copies.keys()
     return changes
+
+
+def _uppers(store: Path) -> dict[str, Path]:
+    """By the user's folder, the folder in a store with what a run wrote into it."""
+    try:
+        numbers = json.loads((store / NAMES).read_text())
+    except OSError:
+        return {}
+    return {folder: store / number / "upper" for folder, number in numbers.items()}
 
 
 def remove(folder: Path) -> None:
@@ -139,7 +159,11 @@ def folders_of(words: Sequence[str], script: Path | None) -> list[Path]:
     targets = [_target(word) for word in names if word and "{" not in word]
     targets += [target for folder in begin for target in islice(_links(folder), MOST_LINKS)]
     cached = set(map(Path, caches()))  # they need not be there yet
-    nearest = [_existing(path) for path in targets if not cached & {path, *path.parents}]
+    nearest = [
+        next(folder for folder in (path, *path.parents) if os.path.isdir(folder))
+        for path in targets
+        if not cached & {path, *path.parents}
+    ]
     return [one for one in dict.fromkeys([*begin, *nearest]) if one.parts[1:2] not in SYSTEM]
 
 
@@ -152,13 +176,6 @@ def beside(folders: Sequence[Path], workspace: Path) -> list[str]:
 def _target(name: str) -> Path:
     """The real path of a name; it need not exist."""
     return Path(os.path.realpath(os.path.expanduser(name)))
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder of a path that exists."""
-    while not os.path.isdir(path):  # also of a text that is too long for a name
-        path = path.parent
-    return path
 
 
 def _links(folder: Path) -> Iterator[Path]:
@@ -192,9 +209,10 @@ def compiled() -> str:
 def _enter_namespace() -> None:
     """Enter a new mount namespace: the machine's mounts stay as they are."""
     user, group = os.geteuid(), os.getegid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(NEW_MOUNTS):  # only root may, outside of a user namespace
-        _check(libc.unshare(NEW_USER | NEW_MOUNTS))
+    try:
+        _call("unshare", NEW_MOUNTS)
+    except OSError:  # only root may, outside of a user namespace
+        _call("unshare", NEW_USER | NEW_MOUNTS)
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{user} {user} 1"),
@@ -205,7 +223,11 @@ def _enter_namespace() -> None:
 
 
 def _cover(
-    folder: str, store: Path, earlier: Path | None, shared: Sequence[str], numbers: dict[str, str]
+    folder: str,
+    store: Path,
+    before: Mapping[str, Path],
+    shared: Sequence[str],
+    numbers: dict[str, str],
 ) -> None:
     """Cover a folder, and each file system that is mounted in it, with an overlay."""
     within = folder.rstrip("/") + "/"
@@ -220,7 +242,7 @@ def _cover(
         number = str(len(numbers))
         try:
             if path not in inside and path not in special:
-                _overlay(path, handle, store / number, _upper(earlier, path))
+                _overlay(path, handle, store / number, before.get(path))
                 numbers[path] = number
                 continue
         except OSError:
@@ -250,26 +272,18 @@ def _overlay(path: str, lower: int, store: Path, earlier: Path | None) -> None:
             os.close(handle)
 
 
-def _upper(earlier: Path | None, path: str) -> Path | None:
-    """The folder with what an earlier run wrote into ``path``."""
-    if earlier is None or not (earlier / NAMES).is_file():
-        return None
-    number = json.loads((earlier / NAMES).read_text()).get(path)
-    return earlier / number / "upper" if number else None
-
-
 def _of(handle: int) -> str:
     return f"/proc/self/fd/{handle}"
 
 
 def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     words = (word.encode() or None for word in (source, target, kind))
-    _check(libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None))
+    _call("mount", *words, ctypes.c_ulong(flags), options.encode() or None)
 
 
-def _check(result: int) -> None:
-    if result:
+def _call(function: str, *arguments: Any) -> None:
+    """Call a function of the C library; raises OSError if it fails."""
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -285,15 +299,6 @@ def _mounts() -> dict[str, str]:
         path = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), words.split()[4])
         kinds[path] = details.split()[0]
     return kinds
-
-
-def _note(upper: Path, folder: Path, cwd: str, changes: Written) -> None:
-    """Add the names of files written into a folder, except bytecode, which Python writes."""
-    for path in _files(upper):
-        name = folder / path.relative_to(upper)
-        text = os.path.relpath(name, cwd) if Path(cwd) in name.parents else str(name)
-        gone = stat.S_ISCHR(path.lstat().st_mode)
-        (changes.removed if gone else changes.files).add(text)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -318,13 +323,3 @@ def _copied(folder: Path, copy: Path, earlier: Path | None) -> bool:
         shutil.rmtree(copy, ignore_errors=True)
         return False
     return True
-
-
-def _compare(folder: Path, copy: Path, changes: Written) -> None:
-    """Add the names of files that differ in the copy: an unchanged copy keeps its time."""
-    originals, copies = (
-        {str(file.relative_to(top)): file.lstat().st_mtime_ns for file in _files(top)}
-        for top in (folder, copy)
-    )
-    changes.files |= {name for name, time in copies.items() if originals.get(name) != time}
-    changes.removed |= originals.keys() - copies.keys()

@@ -36,8 +36,16 @@ LEAVING = threading.Lock()
 def main(folder: Path) -> None:
     """Run the script until it has taken its steps, or has ended."""
     assignment = Assignment(**json.loads((folder / "assignment.json").read_text()))
-    _enter(assignment)
-    _set_up_process(folder)
+    # Enter the user's folder, as if Python had been started there.
+    os.chdir(assignment.cwd)
+    multiprocessing.process.ORIGINAL_DIR = assignment.cwd  # type: ignore[attr-defined]
+    # A folder that is deleted later: this process and a loader's workers end without a teardown.
+    os.environ["TMPDIR"] = assignment.temporary
+    tempfile.tempdir = None
+    # SIGUSR1 writes the stack to a descriptor: the file stays open as long as the process lives.
+    stack = (folder / f"stack_rank_{os.environ['RANK']}.txt").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    supervisor.set_name(f"rank {os.environ['RANK']}")
     importlib.import_module(assignment.imports)  # unless this process was forked with it
     seeds.install(int(os.environ["RANK"]))
     if assignment.on_cpu:
@@ -50,23 +58,6 @@ def main(folder: Path) -> None:
         if not watch.excuses(error):
             raise
     _leave(folder, watch)
-
-
-def _enter(assignment: Assignment) -> None:
-    """Enter the user's folder, as if Python had been started there. Temporary files go to a folder
-    that is deleted later: this process and a loader's workers end without a teardown."""
-    os.chdir(assignment.cwd)
-    multiprocessing.process.ORIGINAL_DIR = assignment.cwd  # type: ignore[attr-defined]
-    os.environ["TMPDIR"] = assignment.temporary
-    tempfile.tempdir = None
-
-
-def _set_up_process(folder: Path) -> None:
-    """Give this process its name; SIGUSR1 makes it write its stack."""
-    # The file stays open as long as the process lives: the handler writes to its descriptor.
-    file = (folder / f"stack_rank_{os.environ['RANK']}.txt").open("w")
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
-    supervisor.set_name(f"rank {os.environ['RANK']}")
 
 
 def _run(assignment: Assignment) -> None:

@@ -31,10 +31,15 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
     types = Counter(
         str(p.dtype).removeprefix("torch.") for part in parts[:1] for p in part.parameters()
     )
+    limits = {by_value: limit for limit, _, by_value in reversed(step["clips"])}  # the first ones
+    norm, value = (
+        f"{limit:g}" if math.isfinite(limit := limits.get(by_value, math.inf)) else "none"
+        for by_value in (False, True)
+    )
     words = {
         **_by_group(groups),
-        "the norm to which clip_grad_norm_ clips": _limit(step["clips"], by_value=False),
-        "the value to which clip_grad_value_ clips": _limit(step["clips"], by_value=True),
+        "the norm to which clip_grad_norm_ clips": norm,
+        "the value to which clip_grad_value_ clips": value,
         "the first loss scale": f"{step['scale']:g}" if step["scale"] else "1 (no scaler)",
         "dropout": ", ".join(f"{rate:g}" for rate in sorted(rates)) or "0",
         "the type of the parameters": _in_words(types),
@@ -75,12 +80,6 @@ def _in_words(values: Counter[str]) -> str:
     if len(values) == 1:
         return next(iter(values))
     return ", ".join(f"{v} for {count(n, 'parameter')}" for v, n in sorted(values.items()))
-
-
-def _limit(clips: Sequence[tuple[float, float, bool]], by_value: bool) -> str:
-    """The norm or value of the first clipping; it clips nothing if that is infinite."""
-    limit = next((limit for limit, _, is_value in clips if is_value == by_value), math.inf)
-    return f"{limit:g}" if math.isfinite(limit) else "none"
 
 
 def drops(part: Any) -> bool:

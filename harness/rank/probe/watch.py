@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -63,7 +64,7 @@ class Watch:
         keeps_batch = bool(assignment.relations)
         self.model = MicroBatches(self.record, self.noise, self._meet, keeps_batch, assignment.rows)
         self.engine: Engine | None = None
-        self.reported = losses.Reported()
+        self.reported: losses.Losses = []
         self.schedules = Schedules()
         self.optimizers, self.workers = Optimizers(), Workers()
         is_compared = assignment.perturb is None and not int(os.environ.get("RANK", 0))
@@ -80,55 +81,49 @@ class Watch:
         self._backwards = 0
         self._left: dict[str, Any] = {}
         """The weights after the last step."""
-        self._stepped: list[Any] = []
-        """The optimizers, in the order of their first steps."""
-        self._untouched: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+        """The numbers of the optimizers, from 0, in the order of their first steps."""
+        self._untouched: weakref.WeakSet[Any] = weakref.WeakSet()
         """The optimizers all of whose steps a scaler has skipped so far."""
 
     def records(self) -> dict[str, Any]:
         """What the rank writes to its file."""
-        current = self.record.now
-        if self.record.steps and self.engine is None:
-            self.record.steps[0] |= self.optimizers.report()
-        if self.record.steps:
-            self.record.steps[0]["checkpoints"] = self.mode.checkpoints
-            self.record.steps[0]["compiled"] = compiled.graphs() > self._compiled_before
+        current, steps, assignment = self.record.now, self.record.steps, self.assignment
+        if steps:
             watchers = self.workers, self.saves, self.frozen
-            remarks = [line for watcher in watchers for line in watcher.report()]
-            self.record.steps[0]["remarks"] = remarks
-        return {
-            "steps": self.record.steps,
+            steps[0] |= {
+                **({} if self.engine else self.optimizers.report()),
+                "checkpoints": self.mode.checkpoints,
+                "compiled": compiled.graphs() > self._compiled_before,
+                "remarks": [line for watcher in watchers for line in watcher.report()],
+            }
+        records = {
+            "steps": steps,
             "skipped": current["skipped"],
             "backwards": 0 if self.optimizers.any_made else self._backwards,
             "infinite": self.record.finite.text() or current.get("overflow", ""),
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
-            "reported": self.reported.values,
+            "reported": self.reported,
             "saves": self.saves.entries,
             "end": self.end,
             "releases": _releases(),
             "imported": [file.rpartition(SITE)[2] for file in _files() if SITE in file],
-            "loaded": _loaded(self.assignment.cwd),
+            "loaded": _loaded(assignment.cwd),
             "on_cpu": dict(cuda_calls.uses),
-            "schedule": self._schedule(),
-            "relations": self._relations(),
+            "schedule": {},
+            "relations": {},
         }
-
-    def _relations(self) -> dict[str, list[str]]:
-        """Check the relations of ``models`` on this model and its first batch."""
-        if not self.assignment.relations or self.model.root is None:
-            return {}
-        from harness.rank.probe.findings.model_relations import answers
-
-        return answers(self.assignment.relations, self.model.root, self.model.batch)
-
-    def _schedule(self) -> dict[str, int]:
-        """The lengths of the schedule, if nothing is trained afterwards."""
-        others = self.assignment.saves or self.assignment.epoch or self.assignment.shift
+        others = assignment.saves or assignment.epoch or assignment.shift
         moves = self.noise.is_random or self.engine is not None
-        if others or moves or self.record.is_open():
-            return {}
-        return self.schedules.lengths([step["lr"][0] for step in self.record.steps])
+        if not (others or moves or self.record.is_open()):  # nothing is trained after this
+            records["schedule"] = self.schedules.lengths([step["lr"][0] for step in steps])
+        if assignment.relations and self.model.root is not None:  # these import more
+            from harness.rank.probe.findings.model_relations import answers
+
+            root, batch = self.model.root, self.model.batch
+            records["relations"] = answers(assignment.relations, root, batch)
+        return records
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
@@ -149,12 +144,9 @@ class Watch:
             or (moves and not self.assignment.mode)
         )
         compiled.install(eager, self.model.around_compiled)
-        self.reported.install(lambda: len(self.record.seen) - 1)
-        self.schedules.install()
-        self.optimizers.install()
-        self.workers.install()
-        self.saves.install()
-        self.frozen.install()
+        losses.note_reports(self.reported, lambda: len(self.record.seen) - 1)
+        for watcher in (self.schedules, self.optimizers, self.workers, self.saves, self.frozen):
+            watcher.install()
         self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)
         if self.assignment.goes_on:
@@ -184,7 +176,7 @@ class Watch:
             self.record.now["outside"] = self._outside(weights)
         elif event.skips:
             if not event.owner.state:
-                self._untouched.append(event.owner)
+                self._untouched.add(event.owner)
             self._filled = fill_memory()
 
     def _await_optimizer(self, event: events.Backward) -> None:
@@ -200,8 +192,7 @@ class Watch:
             self._look(self._optimized(event.owner))
 
     def _optimized(self, optimizer: Any) -> Optimized:
-        untouched = any(each is optimizer for each in self._untouched)
-        return Optimized(optimizer, self.model.names.name, untouched)
+        return Optimized(optimizer, self.model.names.name, optimizer in self._untouched)
 
     def _after_step(self, event: events.Step) -> None:
         if not self.record.is_open():
@@ -211,7 +202,7 @@ class Watch:
             self.record.skip()
         elif self.engine is None and "grad" in self.record.now:
             self._keep(self._optimized(event.owner))
-            self._untouched = [each for each in self._untouched if each is not event.owner]
+            self._untouched.discard(event.owner)
 
     def _before_engine(self, event: events.TrainerStep) -> None:
         """DeepSpeed's optimizers step by shards, some of them several times: so its engine's steps
@@ -235,22 +226,21 @@ class Watch:
         self.averages.note()
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
-        current, finite = self.record.now, self.record.finite
+        current = self.record.now
         current.setdefault("outside", self._outside(before))
         current |= {
             "stale": updated.norm_of(self.record.left),
             "grad": updated.gradients(),
             "lr": [float(group["lr"]) for group in updated.groups],
             "optimizer": updated.kind,
-            "number": self._number_of(updated.owner),
+            "number": self._numbers.setdefault(updated.owner, len(self._numbers)),
             "eps": updated.eps(),
             "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
             "group": settings.of_groups(updated.groups),
             "clipping": updated.clipping(),
             "fresh": updated.fresh(),
             "starts": dict(self.model.names.starts),
-            "infinite": finite.text(),
-            "infinite_module": finite.module,
+            "infinite": self.record.finite.text(),
         }
         if not self.record.steps:
             root = self.model.root
@@ -261,21 +251,15 @@ class Watch:
         if len(self.record.steps) in self.assignment.keep:
             current |= {"before": every, "state": updated.state()}
 
-    def _number_of(self, optimizer: Any) -> int:
-        """Which of the optimizers steps, from 0."""
-        if not any(each is optimizer for each in self._stepped):
-            self._stepped.append(optimizer)
-        return next(n for n, each in enumerate(self._stepped) if each is optimizer)
-
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
         """By name, how far weights changed since the last step, as a part of their size."""
         pairs = ((n, w, self._left[n]) for n, w in weights.items() if n in self._left)
-        parts = {
-            name: float((now - left).norm() / left.norm())
+        return {
+            name: part
             for name, now, left in pairs
             if now.shape == left.shape
+            and (part := float((now - left).norm() / left.norm())) > OUTSIDE
         }
-        return {name: part for name, part in parts.items() if part > OUTSIDE}
 
     def _keep(self, updated: Any) -> None:
         """Record how far the step moved the weights, and begin the next one."""

@@ -62,9 +62,9 @@ def strip(modules: Sequence[Distance], direction: str, place: Place) -> list[Box
         Box(
             round(LEFT + n * step, 2),
             round(max(step - GAP, 0.5), 2),
-            _colour(getattr(one, direction), one.unsure),
-            f"{one.module or one.kind} ({one.kind}): {_shown(getattr(one, direction))}"
-            + (", the place" if (one.module, direction) == (place.module, place.stage) else ""),
+            _colour(getattr(one, direction), one.rounding),
+            f"{one.name or one.kind} ({one.kind}): {_shown(getattr(one, direction))}"
+            + (", the place" if (one.name, direction) == (place.module, place.stage) else ""),
         )
         for n, one in enumerate(modules)
     ]
@@ -112,9 +112,9 @@ fill="{{ box.colour }}">\
 <div class="wide"><table>
 <tr><th>module</th><th>class</th><th>forward</th><th>backward</th><th>rounding</th></tr>
 {% for one in modules %}
-<tr><td>{{ one.module | plain }}</td><td>{{ one.kind | plain }}</td>\
+<tr><td>{{ one.name | plain }}</td><td>{{ one.kind | plain }}</td>\
 <td>{{ shown(one.forward) }}</td><td>{{ shown(one.backward) }}</td>\
-<td>{{ shown(one.unsure) }}</td></tr>
+<td>{{ shown(one.rounding) }}</td></tr>
 {% endfor %}
 </table></div>
 {% endif %}

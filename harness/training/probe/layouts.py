@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
+from harness.rank.probe.exchange import Task
 from harness.system.errors import UserError
 from harness.system.text import count
 
@@ -115,7 +115,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Task):
     """One way to run the script."""
 
     name: str
@@ -123,32 +123,16 @@ class Layout:
     """The layout that the user chooses; empty for the reference and its further runs."""
     world: int = 1
     k: int = 1
-    perturb: int | None = None
-    steps: int = 0
     first: int = 0
     """The number of steps that the reference took before its first step."""
     more: str = ""
     """Further arguments of the script."""
     after: str = ""
     """The layout that must have ended before this one starts."""
-    saves: bool = False
-    goes_on: bool = False
-    """Whether the script goes on after its last step, as what it saves then is compared."""
-    epoch: bool = False
-    one_order: bool = False
     shift: Mapping[str, object] = field(default_factory=dict)
+    """By name, what is added to the weights before the first step."""
     base: int = 1
     """The ranks of the reference."""
-    relations: tuple[str, ...] = ()
-    """Of ``models``, asked of the model after the last step."""
-    places: bool = False
-    """Whether what the modules get and return in the last step is recorded."""
-    complete: tuple[str, ...] = ()
-    """The frozen weights of which all values are recorded."""
-    mode: str = ""
-    """Of ``rank/probe/modes``; empty for that of the script."""
-    dropout: bool = False
-    """Whether dropout stays on."""
     why: str = ""
     """Why it is run although the user did not ask for it; empty for what always runs."""
 
@@ -197,16 +181,12 @@ def rounding(of: Layout) -> list[Layout]:
 
 def compared(settings: Settings) -> list[Layout]:
     """The layouts that are compared with the reference."""
-    base = settings.reference_ranks
-    makers = {
-        RANKS: partial(_divided, settings, RANKS, settings.ranks, 1),
-        ACCUMULATION: partial(_divided, settings, ACCUMULATION, base, settings.k),
-        BOTH: partial(_divided, settings, BOTH, settings.ranks, settings.k),
-        RESUME: partial(_resumed, settings, RESUME, base),
-        SEED: partial(_seeded, settings),
-        RANKS_RESUME: partial(_resumed, settings, RANKS_RESUME, settings.ranks),
-    }
-    layouts = [layout for kind in _chosen(settings) for layout in makers[kind]()]
+    usual = (BOTH,) if settings.against else () if settings.relations else USUAL
+    needed = {RESUME: settings.resume is not None, SEED: bool(settings.other_seed)}
+    layouts: list[Layout] = []
+    for kind in LAYOUTS:
+        if kind in (settings.layouts or usual) and kind not in MODES and needed.get(kind, True):
+            layouts += _of_kind(settings, kind)
     if settings.against:
         undivided = replace(base_layout(settings), relations=(), base=settings.reference_ranks)
         divided = [layout for layout in layouts if layout.kind in (RANKS, ACCUMULATION, BOTH)]
@@ -216,50 +196,34 @@ def compared(settings: Settings) -> list[Layout]:
     return layouts
 
 
-def _chosen(settings: Settings) -> Sequence[str]:
-    usual = (BOTH,) if settings.against else () if settings.relations else USUAL
-    kinds = settings.layouts or usual
-    needed = {RESUME: settings.resume is not None, SEED: settings.other_seed}
-    layouts = (kind for kind in LAYOUTS if kind in kinds and kind not in MODES)
-    return [kind for kind in layouts if needed.get(kind, True)]
-
-
 def without_a_stop(settings: Settings) -> Layout:
     """The layout that RANKS_RESUME and SEED are compared with."""
     base = settings.reference_ranks
     return Layout(f"{settings.ranks} ranks", world=settings.ranks, base=base, steps=settings.steps)
 
 
-def _divided(settings: Settings, kind: str, world: int, k: int) -> Iterator[Layout]:
-    base = settings.reference_ranks
+def _of_kind(settings: Settings, kind: str) -> Iterator[Layout]:
+    """A layout of a kind, after the run that it goes on from, if there is one."""
+    base, steps = settings.reference_ranks, settings.steps
+    world = base if kind in (ACCUMULATION, RESUME) else settings.ranks
     ranks = f"{world} ranks" if world > base else ""
-    micro = f"{k} micro-batches" if k > 1 else ""
-    name = " x ".join(filter(None, (ranks, micro)))
-    yield Layout(name, kind, world, k, steps=settings.steps, epoch=settings.epoch, base=base)
-
-
-def _seeded(settings: Settings) -> Iterator[Layout]:
-    name = f"another seed on {settings.ranks} ranks"
-    base = settings.reference_ranks
-    arguments = settings.other_seed
-    yield Layout(name, SEED, settings.ranks, steps=1, more=arguments, base=base)
-
-
-def _resumed(settings: Settings, kind: str, world: int) -> Iterator[Layout]:
-    base = settings.reference_ranks
-    on = f" on {world} ranks" if world > base else ""
-    saving = f"saving{on}"
-    yield Layout(
-        saving, world=world, base=base, steps=settings.at, more=settings.save or "", saves=True
-    )
-    yield Layout(
-        f"stop and resume{on}",
-        kind,
-        world,
-        steps=settings.steps - settings.at,
-        first=settings.at,
-        more=settings.resume or "",
-        epoch=settings.epoch,
-        after=saving,
-        base=base,
-    )
+    layout = Layout("", kind, world, base=base, steps=steps, epoch=settings.epoch)
+    if kind == SEED:
+        name = f"another seed on {ranks}"
+        yield replace(layout, name=name, steps=1, more=settings.other_seed, epoch=False)
+    elif kind in (RESUME, RANKS_RESUME):
+        on, save = f" on {ranks}" if ranks else "", settings.save or ""
+        saving = Layout(f"saving{on}", world=world, base=base, steps=settings.at, more=save)
+        yield replace(saving, saves=True)
+        yield replace(
+            layout,
+            name=f"stop and resume{on}",
+            steps=steps - settings.at,
+            first=settings.at,
+            more=settings.resume or "",
+            after=saving.name,
+        )
+    else:
+        k = 1 if kind == RANKS else settings.k
+        name = " x ".join(filter(None, (ranks, f"{k} micro-batches" if k > 1 else "")))
+        yield replace(layout, name=name, k=k)

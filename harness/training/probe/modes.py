@@ -8,22 +8,15 @@ the script itself compiles or recomputes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
-from harness.bugs.api.numbers import finite
-from harness.rank.compare import SAFE, Named, Spread, distances, length, share, spread
+from harness.rank.compare import SAFE, Spread, distances, length, share, spread
 from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED, SAME_MASKS
+from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.plausibility import (
-    CHANGES,
-    Direction,
-    Steep,
-    ends_of_slope,
-    steep,
-    wrong_slope,
-)
+from harness.training.probe.compare.faults import Broken, in_directions
 from harness.training.probe.compare.reference import Reference, as_one, unclipped
 from harness.training.probe.layouts import (
     CHECKPOINTING,
@@ -33,7 +26,10 @@ from harness.training.probe.layouts import (
     reference,
     rounding,
 )
-from harness.training.probe.runner import Run, Runner, Step
+from harness.training.probe.one_order import compare_layout
+from harness.training.probe.runner import Run, Step
+from harness.training.probe.session import Session
+from harness.training.probe.slopes import Direction, ends_of_slope, slopes, wrong_slope
 
 WITH_DROPOUT = "gradient with dropout"
 """The relation: it is that of the forward, with the same masks."""
@@ -137,30 +133,38 @@ def _in_mode(settings: Settings, kind: str, mode: str) -> Layout:
     return replace(base, name=name, kind=kind, mode=mode)
 
 
-def compared(
-    runner: Runner,
-    settings: Settings,
-    baseline: Reference,
-    run: Run,
-    compare: Callable[[Run], Compared],
-) -> Compared:
+def _dropped(settings: Settings, mode: str) -> Layout:
+    """One step with dropout, in a mode."""
+    layout = _in_mode(settings, "", mode)
+    return replace(layout, name=f"{layout.name}, with dropout", steps=1, dropout=True)
+
+
+def compare_mode(session: Session, run: Run, baseline: Reference) -> Compared:
     """Compare a mode with the reference, first without dropout and then with it. What nobody asked
     for is compared with dropout only if the model draws random numbers."""
-    if run.layout.kind == CHECKPOINTING and not (run.failure or _any(run, "checkpoints")):
-        run = runner.start(_in_mode(settings, CHECKPOINTING, RECOMPUTED)).result()
-    comparison = compare(run)
+    kind, settings = run.layout.kind, session.settings
+    if kind == CHECKPOINTING and not (run.failure or _any(run, "checkpoints")):
+        run = session.run(_in_mode(settings, CHECKPOINTING, RECOMPUTED))
+    comparison = compare_layout(session, session.without_rehearsal(run, baseline), baseline)
     reason = ""
-    if comparison.as_reference and run.layout.kind == COMPILE:
+    if comparison.as_reference and kind == COMPILE:
         reason = _compare_compiled(comparison, baseline, as_one(run, settings.same_rows))
     is_random = comparison.as_reference and (not run.layout.why or _any(run, "rates", "draws"))
     if is_random and reason in ("", OWN_DRAWS):
         outcome = (
-            _compiled_with_dropout(runner, settings, comparison)
-            if run.layout.kind == COMPILE
-            else _masks(runner, settings, run.layout.mode)
+            _compiled_with_dropout(session, comparison)
+            if kind == COMPILE
+            else _masks(session, run.layout.mode)
         )
-        _add(comparison, outcome)
-    elif run.layout.kind == CHECKPOINTING and comparison.broken and run.ranks[0][0]["draws"]:
+        if isinstance(outcome, Broken):
+            comparison.broken, comparison.step = [outcome], 1
+        elif outcome and run.layout.why:  # nobody asked: without dropout, there is an answer
+            comparison.not_tested.append(f"{comparison.layout.name}, with dropout ({outcome})")
+        elif outcome:
+            comparison.no_answer = outcome
+        decided = isinstance(outcome, Broken) or not (outcome or comparison.not_tested)
+        comparison.with_dropout = decided
+    elif kind == CHECKPOINTING and comparison.broken and run.ranks[0][0]["draws"]:
         fault = comparison.broken[0]  # the model draws masks itself, which nobody switched off
         if fault.relation == "gradient":
             comparison.broken[0] = replace(fault, relation=WITH_DROPOUT)
@@ -181,60 +185,36 @@ def _compare_compiled(comparison: Compared, baseline: Reference, run: Run) -> st
     for number, (step, expected) in enumerate(zip(baseline.steps, eager.steps, strict=False)):
         if step["draws"] or expected["draws"]:
             return OWN_DRAWS
-        noise = eager.spread(number, "raw" if expected["raw"] else "grad")
-        if names := _above(noise, _far(unclipped(step), unclipped(expected))):
-            text = f"compiled, that of {several(names)} is {_in_words(step, expected, names)}"
-            ratio = share(unclipped(step), unclipped(expected), names).ratio
-            fault = Broken("gradient", f"{text} that of eager code", ratio, parameters=tuple(names))
+        noise = partial(eager.spread, number, "raw" if expected["raw"] else "grad")
+        text = "compiled, that of {} is {} that of eager code"
+        if fault := _fault("gradient", text, step, expected, noise):
             comparison.broken, comparison.step = [fault], number + 1
             break
     return ""
 
 
-def _add(comparison: Compared, outcome: Broken | str) -> None:
-    """Note what dropout shows: a fault, or why there is no answer. If nobody asked, what was
-    compared without dropout is an answer."""
-    if isinstance(outcome, Broken):
-        comparison.broken, comparison.step = [outcome], 1
-    elif outcome and comparison.layout.why:
-        comparison.not_tested.append(f"{comparison.layout.name}, with dropout ({outcome})")
-    elif outcome:
-        comparison.no_answer = outcome
-    decided = isinstance(outcome, Broken) or not (outcome or comparison.not_tested)
-    comparison.with_dropout = decided
-
-
-def _dropped(settings: Settings, mode: str) -> Layout:
-    """One step with dropout, in a mode."""
-    layout = _in_mode(settings, "", mode)
-    return replace(layout, name=f"{layout.name}, with dropout", steps=1, dropout=True)
-
-
-def _compiled_with_dropout(
-    runner: Runner, settings: Settings, comparison: Compared
-) -> Broken | str:
+def _compiled_with_dropout(session: Session, comparison: Compared) -> Broken | str:
     """The compiled gradient must be that of the compiled forward, where the eager one is. Where the
     loss has no slope, it must be that of eager code with the same masks."""
-    layout = _dropped(settings, COMPILED)
-    run = as_one(runner.start(layout).result(), settings.same_rows)
+    layout = _dropped(session.settings, COMPILED)
+    run = session.run_as_one(layout)
     if run.failure:
         return f"{layout.name}: {run.failure}"
     if not _any(run, "compiled"):
         return NOT_AT_FIRST
     baseline, directions = Reference.of(run, []), (Direction.EARLY, Direction.LATE)
     for direction in directions:
-        for end in ends_of_slope(settings, baseline, CHANGES[0], layout, direction):
-            runner.start(end)
-    measured = {
-        direction: slopes(runner, settings, baseline, layout, direction) for direction in directions
-    }
-    for direction, steeps in measured.items():
+        session.start(
+            *ends_of_slope(session.settings, baseline, layout=layout, direction=direction)
+        )
+    measured = [slopes(session, baseline, layout, direction) for direction in directions]
+    for direction, steeps in zip(directions, measured, strict=True):
         slope = wrong_slope(steeps)
-        if slope is not None and _eager_is_right(runner, settings, direction):
+        if slope is not None and _eager_is_right(session, direction):
             return Broken(WITH_DROPOUT, OTHER_SLOPE.format(slope, direction), slope)
-    if all(any(one is not None and one.is_right for one in each) for each in measured.values()):
+    if all(any(one is not None and one.is_right for one in each) for each in measured):
         return ""
-    return _against_eager(runner, settings, comparison)
+    return _against_eager(session, comparison)
 
 
 OTHER_SLOPE = (
@@ -243,123 +223,78 @@ OTHER_SLOPE = (
 )
 
 
-def _eager_is_right(runner: Runner, settings: Settings, direction: Direction) -> bool:
+def _eager_is_right(session: Session, direction: Direction) -> bool:
     """Whether the loss of eager code with dropout falls as its gradient says: a loop may stop
     gradients on purpose, which nobody sees in compiled code."""
-    layout = _dropped(settings, EAGER)
-    eager = as_one(runner.start(layout).result(), settings.same_rows)
+    layout = _dropped(session.settings, EAGER)
+    eager = session.run_as_one(layout)
     if eager.failure:
         return False
-    steeps = slopes(runner, settings, Reference.of(eager, []), layout, direction)
+    steeps = slopes(session, Reference.of(eager, []), layout, direction)
     return any(one is not None and one.is_right for one in steeps)
 
 
-def _against_eager(runner: Runner, settings: Settings, comparison: Compared) -> Broken | str:
+def _against_eager(session: Session, comparison: Compared) -> Broken | str:
     """Compare compiled code with eager code that draws the same masks, if it does."""
+    layout = _dropped(session.settings, EAGER)
     layouts = [
-        _dropped(settings, EAGER),
-        _dropped(settings, SAME_MASKS),
-        replace(_dropped(settings, EAGER), name="without dropout, eagerly", dropout=False),
+        layout,
+        _dropped(session.settings, SAME_MASKS),
+        replace(layout, name="without dropout, eagerly", dropout=False),
     ]
-    steps = [_first_step(runner, settings, layout) for layout in layouts]
+    steps = [session.first_step(each) for each in layouts]
     if why := next((each for each in steps if isinstance(each, str)), ""):
         comparison.not_tested.append(NO_MASKS.format(why=why))
         return ""
     eager, compiled, plain = (each for each in steps if not isinstance(each, str))
-    apart, effect = (abs(_loss(each) - _loss(eager)) for each in (compiled, plain))
+    apart, effect = (
+        abs(float(sum(each["losses"]) - sum(eager["losses"]))) for each in (compiled, plain)
+    )
     if eager.get("generators") != compiled.get("generators") or not apart <= OTHER_MASKS * effect:
         comparison.not_tested.append(NO_MASKS.format(why="its masks are not those of eager code"))
         return ""
-    if names := _unlike(runner, settings, compiled, eager, EAGER):
-        text = _in_words(compiled, eager, names)
-        return Broken(
-            WITH_DROPOUT,
-            f"compiled, with the same masks of dropout, that of {several(names)} is {text} that of "
-            "eager code",
-            parameters=tuple(names),
-        )
-    return ""
+    text = "compiled, with the same masks of dropout, that of {} is {} that of eager code"
+    return _fault(WITH_DROPOUT, text, compiled, eager, _noise(session, eager, EAGER)) or ""
 
 
-def _masks(runner: Runner, settings: Settings, mode: str) -> Broken | str:
+def _masks(session: Session, mode: str) -> Broken | str:
     """The recomputation must draw the masks of the forward: the gradient is the same without it."""
-    modes = (KEPT, "") if mode == KEPT else ("", RECOMPUTED)
-    expected, step = (_first_step(runner, settings, _dropped(settings, each)) for each in modes)
+    pair = (KEPT, "") if mode == KEPT else ("", RECOMPUTED)
+    expected, step = (session.first_step(_dropped(session.settings, each)) for each in pair)
     if isinstance(expected, str) or isinstance(step, str):
         return expected if isinstance(expected, str) else str(step)
-    names = _unlike(runner, settings, step, expected, modes[0])
-    if not names:
-        return ""
-    return Broken(
-        WITH_DROPOUT,
-        f"with dropout and recomputation that of {several(names)} is "
-        f"{_in_words(step, expected, names)} that without recomputation: does the recomputation "
-        "draw other masks (preserve_rng_state)?",
-        share(unclipped(step), unclipped(expected), names).ratio,
-        parameters=tuple(names),
+    text = (
+        "with dropout and recomputation that of {} is {} that without recomputation: does the "
+        "recomputation draw other masks (preserve_rng_state)?"
     )
+    return _fault(WITH_DROPOUT, text, step, expected, _noise(session, expected, pair[0])) or ""
 
 
-def _first_step(runner: Runner, settings: Settings, layout: Layout) -> Step | str:
-    """The first step of a layout, or why there is none."""
-    run = as_one(runner.start(layout).result(), settings.same_rows)
-    return f"{layout.name}: {run.failure}" if run.failure else run.ranks[0][0]
+def _noise(session: Session, expected: Step, mode: str) -> Callable[[], Spread]:
+    """Measures how far rounding moves the gradients of a step with dropout, in a mode."""
+
+    def noise() -> Spread:
+        steps = map(session.first_step, rounding(_dropped(session.settings, mode)))
+        gradients = [unclipped(each) for each in steps if not isinstance(each, str)]
+        return spread(gradients, unclipped(expected))
+
+    return noise
 
 
-def _loss(step: Step) -> float:
-    return float(sum(step["losses"]))
-
-
-def _in_words(step: Step, expected: Step, names: list[str]) -> str:
-    part = share(unclipped(step), unclipped(expected), names)
-    if not finite(part.ratio):
-        return "not finite, unlike"
-    if part.is_factor:
-        return f"{part.ratio:.4g} times"
-    return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
-
-
-def _unlike(runner: Runner, settings: Settings, step: Step, expected: Step, mode: str) -> list[str]:
-    """The parameters whose gradients differ by more than NEAR, and by more than rounding moves
-    those of the expected step, which has this mode."""
-    far = _far(unclipped(step), unclipped(expected))
-    if not far:
-        return []
-    steps = [_first_step(runner, settings, each) for each in rounding(_dropped(settings, mode))]
-    gradients = [unclipped(each) for each in steps if not isinstance(each, str)]
-    return _above(spread(gradients, unclipped(expected)), far)
-
-
-def _far(gradient: Named, twin: Named) -> dict[str, float]:
-    """By name, the distances of the gradients that differ by more than NEAR. The norm of all hides
-    that: gradients behind a small factor, such as that of LayerScale, are far smaller than those of
-    the last bias."""
-    twin = {n: g for n, g in twin.items() if n in gradient and gradient[n].shape == g.shape}
-    far = distances(gradient, twin)
-    return {n: far[n] for n, values in twin.items() if not far[n] <= NEAR * length(values)}
-
-
-def _above(noise: Spread, far: Mapping[str, float]) -> list[str]:
-    """The names whose distances are more than rounding."""
-    return [name for name, distance in far.items() if not distance <= SAFE * noise[name]]
-
-
-def slopes(
-    runner: Runner,
-    settings: Settings,
-    baseline: Reference,
-    base: Layout | None = None,
-    direction: Direction = Direction.GRADIENT,
-) -> list[Steep | None]:
-    """How steep the loss is along the first step's gradient, or a part of it. If that is not as the
-    gradient says, smaller steps are measured, too: over a large step, a loss is not straight."""
-    measured: list[Steep | None] = []
-    for change in CHANGES:
-        ends = ends_of_slope(settings, baseline, change, base, direction)
-        for layout in ends:
-            runner.start(layout)
-        runs = [as_one(runner.start(each).result(), settings.same_rows) for each in ends]
-        measured.append(steep(baseline, runs, change))
-        if measured[0] is None or measured[0].is_right:
-            break
-    return measured
+def _fault(
+    relation: str, text: str, step: Step, expected: Step, noise: Callable[[], Spread]
+) -> Broken | None:
+    """The parameters whose gradients differ by more than NEAR, and by more than rounding. The norm
+    of all hides that: gradients behind a small factor, such as that of LayerScale, are far smaller
+    than those of the last bias."""
+    gradient, twins = unclipped(step), unclipped(expected)
+    twins = {n: g for n, g in twins.items() if n in gradient and gradient[n].shape == g.shape}
+    far = distances(gradient, twins)
+    far = {n: far[n] for n, values in twins.items() if not far[n] <= NEAR * length(values)}
+    least = noise() if far else {}
+    names = [name for name, distance in far.items() if not distance <= SAFE * least[name]]
+    if not names:
+        return None
+    part = share(gradient, unclipped(expected), names)
+    text = text.format(several(names), in_directions(part))
+    return Broken(relation, text, part.ratio, parameters=tuple(names))

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from harness.bugs.api.spec import Lane
 from harness.rank.probe.findings import unlike
 from harness.rank.probe.recording import losses
-from harness.system.text import count
+from harness.system.text import count, several
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import several
 from harness.training.probe.compare.reference import Reference
 from harness.training.probe.compare.whole_run import SCHEDULE
 from harness.training.probe.layouts import (

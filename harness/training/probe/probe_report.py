@@ -11,13 +11,12 @@ from xml.etree import ElementTree
 from harness.bugs.api.numbers import named
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
-from harness.system.text import count, listed
+from harness.system.text import count, listed, several
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, whole_run
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.mistakes import in_words
+from harness.training.probe.compare.faults import Broken, in_words
 from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN
 from harness.training.probe.layouts import (
     ACCUMULATION,
@@ -146,54 +145,48 @@ def _written(written: Written) -> str:
 
 def headline(answers: Answers) -> str:
     """What was found, in one sentence."""
-    broken = [layout for layout in answers.layouts if layout.broken]
-    if broken:
-        faults: dict[str, list[str]] = {_fault(comparison): [] for comparison in broken}
+    script, layouts = answers.script, answers.layouts
+    if broken := [comparison for comparison in layouts if comparison.broken]:
+        faults: dict[str, list[str]] = {}
         for comparison in broken:
             layout = comparison.layout
-            faults[_fault(comparison)].append(WRONG_MODE.get(layout.kind) or where(layout))
+            place = WRONG_MODE.get(layout.kind) or where(layout)
+            faults.setdefault(_fault(comparison), []).append(place)
         clauses = (f"{listed(places)}, {fault}" for fault, places in faults.items())
         is_other = all(comparison.layout.kind == AGAINST for comparison in broken)
         verdict = "does not train the same" if is_other else "is not right"
-        return f"{answers.script} {verdict}: {'; '.join(clauses)}"
-    if wrong_relations := [n for n, (status_, _) in answers.relations.items() if status_ == WRONG]:
-        names = listed([RELATION_NAMES[name] for name in wrong_relations])
-        return f"the model of {answers.script} is not right: {names}"
-    if answers.relations and not answers.layouts:
-        right_relations = [
-            RELATION_NAMES[n] for n, (s, _) in answers.relations.items() if s == RIGHT
-        ]
-        text_ = f" is right: {listed(right_relations)}" if right_relations else ": no answer"
-        return f"the model of {answers.script}{text_}"
-    silent = [layout for layout in answers.layouts if layout.no_answer]
-    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
-    compared = listed(
-        [where(comparison.layout) for comparison in answers.layouts if not comparison.no_answer]
+        return f"{script} {verdict}: {'; '.join(clauses)}"
+    wrong, right = (
+        listed([RELATION_NAMES[n] for n, (status_, _) in answers.relations.items() if status_ == s])
+        for s in (WRONG, RIGHT)
     )
-    agreement = f"{answers.script} trains the same {compared}" if compared else ""
-    if silent or not agreement:
-        gone = (
-            f"{answers.script}: no answer "
-            f"{listed([where(comparison.layout) for comparison in silent])}"
-        )
-        return (f"{gone}; it trains the same {compared}" if agreement else gone) + suspect
+    if wrong:
+        return f"the model of {script} is not right: {wrong}"
+    if answers.relations and not layouts:
+        return f"the model of {script}{f' is right: {right}' if right else ': no answer'}"
+    silent, compared = (
+        listed([where(one.layout) for one in layouts if bool(one.no_answer) == is_silent])
+        for is_silent in (True, False)
+    )
+    suspect = f". {count(len(answers.notes), 'note')} below" if answers.notes else ""
+    if silent or not compared:
+        agreement = f"; it trains the same {compared}" if compared else ""
+        return f"{script}: no answer {silent}{agreement}{suspect}"
     unseen = ", as far as probe sees: not its samples" if answers.unseen else ""
-    return f"{agreement}{unseen}{suspect}"
+    return f"{script} trains the same {compared}{unseen}{suspect}"
 
 
 def status(comparison: Compared) -> str:
     """A line about a layout that was just compared."""
-    if comparison.no_answer:
-        return f"{comparison.layout.name}: no answer"
-    return (
-        f"{comparison.layout.name}: "
-        f"{_fault(comparison) if comparison.broken else 'as the reference'}"
-    )
+    outcome = _fault(comparison) if comparison.broken else comparison.status
+    return f"{comparison.layout.name}: {outcome}"
 
 
 def where(layout: Layout) -> str:
     """A layout in the words of a user: ``on 2 ranks``."""
     ranks = f"on {layout.world} ranks"
+    divided, _, environment = layout.name.partition(", ")
+    on = f" on {divided}" if layout.world > layout.base or layout.k > 1 else ""
     return {
         RANKS: ranks,
         ACCUMULATION: f"with {layout.k} micro-batches",
@@ -201,18 +194,12 @@ def where(layout: Layout) -> str:
         RESUME: "after a stop and resume",
         RANKS_RESUME: f"after a stop and resume {ranks}",
         SEED: "with another seed",
-        AGAINST: _in_other(layout),
+        AGAINST: f"with {environment}{on}",
     }.get(layout.kind, layout.name)
 
 
 WRONG_MODE = {COMPILE: "with torch.compile", CHECKPOINTING: "with recomputation"}
 """What is wrong if a mode is not as the reference: it may be the reference that uses it."""
-
-
-def _in_other(layout: Layout) -> str:
-    divided, _, environment = layout.name.partition(", ")
-    on = f" on {divided}" if layout.world > layout.base or layout.k > 1 else ""
-    return f"with {environment}{on}"
 
 
 def _fault(comparison: Compared) -> str:
@@ -325,20 +312,16 @@ def as_junit(answers: Answers, seconds: float) -> str:
         time=f"{seconds:.2f}",
     )
     for comparison in answers.layouts:
-        case = ElementTree.SubElement(
-            suite,
-            "testcase",
-            classname="probe",
-            name=comparison.layout.name,
-            time=f"{comparison.seconds:.2f}",
-        )
+        seconds_of_case = f"{comparison.seconds:.2f}"
+        names = {"classname": "probe", "name": comparison.layout.name, "time": seconds_of_case}
+        case = ElementTree.SubElement(suite, "testcase", names)
         if comparison.no_answer:
-            ElementTree.SubElement(
-                case, "error", message=comparison.no_answer
-            ).text = comparison.log
+            what, message, body = "error", comparison.no_answer, comparison.log
         elif comparison.broken:
             cause = comparison.broken[0]
-            message = f"{cause.relation} at step {comparison.step}: {cause.text}"
-            lines = (f"{one.relation}: {one.text}" for one in comparison.broken)
-            ElementTree.SubElement(case, "failure", message=message).text = "\n".join(lines)
+            what, message = "failure", f"{cause.relation} at step {comparison.step}: {cause.text}"
+            body = "\n".join(f"{one.relation}: {one.text}" for one in comparison.broken)
+        else:
+            continue
+        ElementTree.SubElement(case, what, message=message).text = body
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)

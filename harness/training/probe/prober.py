@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from harness.run.server_pool import Pool
@@ -46,18 +46,12 @@ class Loop:
 
     def settings(self) -> Settings:
         usual = loops.USUAL[self.script]
+        names = {each.name for each in fields(Settings)} & {each.name for each in fields(self)}
         return Settings(
-            rows=self.rows,
-            ranks=self.ranks,
-            k=self.k,
-            steps=self.steps,
-            at=self.at,
             save=usual.save or None,
             resume=usual.resume or None,
             same_rows=usual.same_rows,
-            layouts=self.layouts,
-            relations=self.relations,
-            other_seed=self.other_seed,
+            **{name: getattr(self, name) for name in names},
         )
 
     def target(self) -> Target:
@@ -87,24 +81,27 @@ class Prober:
 
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""
-        extensions = own_folder(cache_folder(), "extensions") / "probe-loops"
+        sites = [self.site, *([self.other] if self.other else [])]
         with (
             tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
-            ExitStack() as runners,
+            ExitStack() as stack,
         ):
-
-            def runner(name: str, site: Path | None) -> Runner:
-                place = Path(folder, name)
-                place.mkdir()
-                where = place, extensions, sys.executable
-                packages = str(site or "")
-                return runners.enter_context(
-                    Runner(target, settings, *where, self.timeout, self.pool, packages, self.gpus)
+            runners = [
+                stack.enter_context(
+                    Runner(
+                        target,
+                        settings,
+                        Path(folder, str(number)),
+                        sys.executable,
+                        self.timeout,
+                        self.pool,
+                        str(site or ""),
+                        self.gpus,
+                    )
                 )
-
-            base_runner = runner("first", self.site)
-            other_runner = runner("other", self.other) if self.other else None
-            return probe(base_runner, settings, other=other_runner)
+                for number, site in enumerate(sites)
+            ]
+            return probe(runners[0], settings, other=next(iter(runners[1:]), None))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from harness.bugs.api.spec import Lane
 from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
-from harness.rank.probe.exchange import FILES, LONGEST_END, Assignment
+from harness.rank.probe.exchange import FILES, LONGEST_END, Assignment, Task
 from harness.rank.probe.own_files import Written
 from harness.rank.probe.script_shims import SHIMMED
 from harness.run.launch import RankSettings, rank_environment, supervise
@@ -53,6 +53,8 @@ NONE_MADE = (
     ", and made none in {} backwards. probe sees no weights that a script changes by itself: let "
     "an optimizer, such as torch.optim.SGD, take the steps"
 )
+SPAWN = re.compile(r"\b(mp|multiprocessing)\.spawn\(")
+"""Matches a script that seems to start its own ranks."""
 SPAWNS = (
     "The script starts its own processes (mp.spawn), which probe does not watch. Have each process "
     "of torchrun run one rank"
@@ -97,6 +99,13 @@ TRAINING = {
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 Step = dict[str, Any]
+
+
+OF_RANK_0 = (
+    *("releases", "imported", "loaded", "on_cpu", "relations"),
+    *("schedule", "saves", "end"),
+)
+"""What a run has of the records of rank 0 alone."""
 
 
 @dataclass
@@ -147,7 +156,6 @@ class Runner:
     settings: Settings
     folder: Path
     """For everything that is recorded; temporary."""
-    extensions: Path
     python: str
     timeout: float
     """Seconds for one layout."""
@@ -169,13 +177,11 @@ class Runner:
     _stop: threading.Event = field(default_factory=threading.Event)
     _runs: dict[str, Future[Run]] = field(default_factory=dict)
 
-    @property
-    def _spawns(self) -> bool:
-        """Whether the script seems to start its own ranks."""
-        file = self.target.file
-        return file is not None and "mp.spawn(" in file.read_text(errors="replace").replace(
-            "multiprocessing.spawn(", "mp.spawn("
-        )
+    @cached_property
+    def extensions(self) -> Path:
+        """The folder with what an interpreter compiles and imports for scripts."""
+        key = hashlib.sha256(self.python.encode()).hexdigest()[:12]
+        return own_folder(cache_folder(), "extensions") / f"probe-{key}"
 
     @property
     def lane(self) -> Lane:
@@ -185,6 +191,7 @@ class Runner:
         # Layouts would share GPUs: one at a time, as each has the first ones.
         at_once = 1 if self.gpus else min(cores(), MOST_AT_ONCE)
         self._workers = ThreadPoolExecutor(at_once, "probe")
+        self.folder.mkdir(exist_ok=True)
         self._imports, _ = self._write_imports(), self._folders
         short = len(str(self.folder)) <= LONGEST_PATH
         self._temporary = self.folder if short else Path(tempfile.mkdtemp(dir="/tmp"))
@@ -272,24 +279,13 @@ class Runner:
             self.target.filled(values, layout.more),
             os.getcwd(),
             self._imports,
-            layout.steps,
+            keep=[0] if layout.resumed or layout.saves else [0, settings.at],
+            untrained=bool(settings.against) and layout.perturb is None,
             # The first batch after a resume may be smaller, and as long as a row.
             rows=0 if layout.resumed and not self._time_first else settings.rows // divided,
-            untrained=bool(settings.against) and layout.perturb is None,
-            complete=list(layout.complete),
-            keep=[0] if layout.resumed or layout.saves else [0, settings.at],
-            saves=layout.saves,
-            goes_on=layout.goes_on,
-            epoch=layout.epoch,
-            perturb=layout.perturb,
-            one_order=layout.one_order,
             shift=shift,
-            move=0.0 if layout.resumed else settings.perturb,
             constants=self.target.filled_constants(values),
-            relations=list(layout.relations),
-            places=layout.places,
-            mode=layout.mode,
-            dropout=layout.dropout,
+            move=0.0 if layout.resumed else settings.perturb,
             eager=self.eager,
             bugs=settings.bugs,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
@@ -298,6 +294,7 @@ class Runner:
             earlier=str(self._folder(layout.after) / WRITTEN) if layout.after else "",
             shared=[str(self.folder), str(self.extensions), *own_files.caches()],
             temporary=str(temporary),
+            **{each.name: getattr(layout, each.name) for each in fields(Task)},
         )
         (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
 
@@ -366,25 +363,27 @@ class Runner:
                 failure = "the script ended its process itself (os._exit)"
             elif not min(map(len, ranks)):
                 failure, ranks = _no_step(records), []
-        if failure and self._spawns:
+        file = self.target.file
+        if failure and file and SPAWN.search(file.read_text(errors="replace")):
             failure = f"{failure.strip()}. {SPAWNS}"
         self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
         if not layout.saves:  # what a run saves, the next one loads
             own_files.remove(folder / WRITTEN)
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        rows, reported = ([one[what] for one in records] for what in ("seen", "reported"))
-        releases = records[0]["releases"] if records else {}
-        imported = frozenset(records[0]["imported"]) if records else frozenset()
-        run = Run(layout, ranks, ended.seconds, failure, log, rows, reported, releases, imported)
-        if records:
-            if not layout.resumed:
-                self._time_first = bool(records[0]["rows_dimension"])
-            run.on_cpu, run.schedule = records[0]["on_cpu"], records[0]["schedule"]
-            run.relations = records[0]["relations"]
-            run.saves, run.end = records[0]["saves"], records[0]["end"]
-            run.loaded = frozenset(self._of_user(records[0]["loaded"]))
-        return run
+        run = Run(layout, ranks, ended.seconds, failure, log)
+        if not records:
+            return run
+        first = records[0]
+        if not layout.resumed:
+            self._time_first = bool(first["rows_dimension"])
+        first |= {
+            "imported": frozenset(first["imported"]),
+            "loaded": frozenset(self._of_user(first["loaded"])),
+        }
+        facts = {what: first[what] for what in OF_RANK_0}
+        facts |= {what: [one[what] for one in records] for what in ("seen", "reported")}
+        return replace(run, **facts)
 
     def _of_user(self, files: Sequence[str]) -> Iterator[str]:
         """The script, and those of the loaded files that are not ours and of no package."""

@@ -22,10 +22,11 @@ from harness.rank.probe.findings import frozen, saves, workers
 from harness.rank.probe.findings.unlike import UNLIKE
 from harness.rank.probe.recording import losses
 from harness.system.files import write_whole
+from harness.training.probe import slopes
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare import optimizers, plausibility, whole_run
-from harness.training.probe.compare.comparison import OTHER_LOSS, Compared
-from harness.training.probe.compare.mistakes import term
+from harness.training.probe.compare.comparison import OTHER_LOSS
+from harness.training.probe.compare.faults import term
 from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.training.probe.notes import without_numbers
 from harness.training.probe.prober import Loop
@@ -48,7 +49,7 @@ SUSPECT = (
     plausibility.IN_EVALUATION,
     plausibility.LOST,
     plausibility.SAME_ORDER,
-    plausibility.ALONG,
+    slopes.ALONG,
     OTHER_LOSS,
     workers.WORKERS,
     saves.SAVED,
@@ -239,39 +240,36 @@ class KnownBug:
 def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
     """The bugs of the imported releases whose signature matches the answers, in one environment or
     in the other."""
-    ours = [found for found in answers.layouts if found.layout.kind != AGAINST]
-    bugs = _known_bugs(replace(answers, layouts=ours), affected)
-    others = [_without_environment(one) for one in answers.layouts if one.layout.kind == AGAINST]
-    other_answers = replace(
+    ours, others = [], []
+    for found in answers.layouts:
+        if found.layout.kind != AGAINST:
+            ours.append(found)
+        elif kind := KINDS.get((found.layout.rank_factor > 1, found.layout.k > 1)):
+            others.append(replace(found, layout=replace(found.layout, kind=kind)))
+    in_other = replace(
         answers,
-        layouts=[found for found in others if found.layout.kind],
+        layouts=others,
         notes=answers.other_notes,
         relations={},
         releases=answers.other_releases,
         imported=answers.other_imported,
         impossible=answers.other_impossible,
     )
-    names = {bug.name for bug in bugs}
-    return bugs + [b for b in _known_bugs(other_answers, affected) if b.name not in names]
+    bugs: dict[str, KnownBug] = {}
+    for each in (replace(answers, layouts=ours), in_other):
+        layouts = {found.layout.kind for found in each.layouts if not found.no_answer}
+        layouts |= {MODEL} if each.relations else set()
+        for bug in with_signature(
+            signs_of(each), layouts, each.releases, affected, each.imported, each.same_rows
+        ):
+            if bug.name not in each.impossible:
+                bugs.setdefault(bug.name, bug)
+    return list(bugs.values())
 
 
-def _without_environment(found: Compared) -> Compared:
-    """What a layout in the other environment shows, as the layout itself."""
-    several_ranks, accumulates = found.layout.rank_factor > 1, found.layout.k > 1
-    kind = {(True, False): RANKS, (False, True): ACCUMULATION, (True, True): BOTH}.get(
-        (several_ranks, accumulates), ""
-    )
-    return replace(found, layout=replace(found.layout, kind=kind))
-
-
-def _known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
-    compared = {found.layout.kind for found in answers.layouts if not found.no_answer}
-    compared |= {MODEL} if answers.relations else set()
-    news = signs_of(answers)
-    bugs = with_signature(
-        news, compared, answers.releases, affected, answers.imported, answers.same_rows
-    )
-    return [bug for bug in bugs if bug.name not in answers.impossible]
+KINDS = {(True, False): RANKS, (False, True): ACCUMULATION, (True, True): BOTH}
+"""A layout in the other environment as one of this, by whether it has several ranks and several
+micro-batches."""
 
 
 def with_signature(
@@ -294,7 +292,9 @@ def with_signature(
     parts = _parts(signs)
     for name in catalog.sound() if news else ():
         signature = read(catalog.folder(name))
-        if signature is None or not _fits(signature, news, layouts):
+        kinds = {one.kind for one in signature.signs} if signature is not None else set()
+        kinds = {kind for kind in kinds if kind[0] in ("", *layouts)}
+        if signature is None or not (kinds and kinds <= news):  # all that it shows was found
             continue
         if not signature.parts <= parts or (signature.is_of_parts_of_a_model and not same_rows):
             continue
@@ -305,13 +305,6 @@ def with_signature(
         have = {p: releases[import_name(p)] for p in scenario.pins if import_name(p) in releases}
         if scenario.subject in have and (why := affected(name, have)):
             yield KnownBug(name, scenario.title, why)
-
-
-def _fits(signature: Signature, news: set[tuple[str, str, str]], layouts: set[str]) -> bool:
-    """Whether everything that the bug shows in these layouts was found."""
-    kinds = {one.kind for one in signature.signs}
-    kinds_in_layouts = {kind for kind in kinds if kind[0] in ("", *layouts)}
-    return bool(kinds_in_layouts) and kinds_in_layouts <= news
 
 
 def _parts(signs: Iterable[Sign]) -> set[str]:

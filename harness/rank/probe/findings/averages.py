@@ -76,14 +76,21 @@ def _copies(trained: Weights) -> Iterator[tuple[type, Weights]]:
             continue
         for _, tensors in mappings(holder, trained, deep=1):
             weights = matching(tensors, trained)
-            shapes = [local(weight).shape for weight in weights.values()]
-            if not all(map(_has_values, weights.values())) or shapes != [
-                local(trained[name]).shape for name in weights
-            ]:
-                continue  # without values, or the whole of what this rank has a shard of
-            begin = {local(tensor).data_ptr() for tensor in weights.values()}
+            pairs = [(local(weight), local(trained[name])) for name, weight in weights.items()]
+            # One without values is on the meta device, or a view of memory that FSDP has freed;
+            # one of another shape is the whole of what this rank has a shard of.
+            if any(
+                mine.is_meta
+                or (mine.numel() and not mine.untyped_storage().nbytes())
+                or mine.shape != other.shape
+                for mine, other in pairs
+            ):
+                continue
+            begin = {mine.data_ptr() for mine, _ in pairs}
             is_copy = not begin & places and stepped.isdisjoint(map(id, weights.values()))
-            if weights and is_copy and _distance(weights, trained) <= NEAR * size:
+            if not (weights and is_copy):
+                continue
+            if norm(float((full(one) - full(other)).norm()) for one, other in pairs) <= NEAR * size:
                 places |= begin
                 yield type(holder), weights
 
@@ -96,16 +103,5 @@ def _begins_with_tensor(value: Any, count: int) -> bool:
     return is_tensor(next(iter(value.values() if hasattr(value, "values") else value)))
 
 
-def _has_values(weight: Any) -> bool:
-    """Whether it is neither on the meta device nor a view of memory that FSDP has freed."""
-    mine = local(weight)
-    return not mine.is_meta and (not mine.numel() or mine.untyped_storage().nbytes() > 0)
-
-
 def _sums(weights: Weights) -> tuple[float, ...]:
     return tuple(float(local(weights[name]).detach().double().sum()) for name in sorted(weights))
-
-
-def _distance(weights: Weights, trained: Weights) -> float:
-    pairs = ((full(local(weight)), full(local(trained[name]))) for name, weight in weights.items())
-    return norm(float((one - other).norm()) for one, other in pairs)

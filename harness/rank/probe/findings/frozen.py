@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from harness.rank import events
 from harness.rank.probe.recording.parameters import NamedParameters
 from harness.rank.training.layouts import local
+from harness.system.text import several
 
 FROZEN = "frozen weights change in the loop"
 """How the note begins: by these words a recorded note is recognised."""
@@ -27,9 +27,6 @@ experts, a temperature."""
 
 AT_ONCE = 1 << 24
 """Values that are added at once: all of a large weight in fp64 would take gigabytes."""
-
-SHOWN = 3
-"""Names that the note lists."""
 
 
 class Size(NamedTuple):
@@ -68,25 +65,22 @@ class Frozen:
     def _look(self, event: events.Gradients) -> None:
         if self._note:
             return
-        sizes = {name: _size(parameter) for name, parameter in self._frozen()}
+        sizes = {
+            name: _size(p)
+            for name, p in self._names.items()
+            if not (p.requires_grad or p.is_meta or UPDATED.search(name))
+            and p.is_floating_point()
+            and p.numel() > 1
+        }
         changes = {n: s.change(self._sizes[n]) for n, s in sizes.items() if n in self._sizes}
         if changed := {name: part for name, part in changes.items() if part > MOVED}:
-            names = list(changed)
-            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             self._note = (
                 f"{FROZEN}: between the steps {self._steps} and {self._steps + 1}, "
-                f"{', '.join(names[:SHOWN])}{more}, by {max(changed.values()):.2g} of their size. "
-                "No fault if the loop moves them on purpose"
+                f"{several(changed)}, by {max(changed.values()):.2g} of their size. No fault if "
+                "the loop moves them on purpose"
             )
         self._sizes = sizes
         self._steps += 1
-
-    def _frozen(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self._names.items():
-            has_values = parameter.is_floating_point() and parameter.numel() > 1
-            has_values = has_values and not parameter.is_meta
-            if not parameter.requires_grad and has_values and not UPDATED.search(name):
-                yield name, parameter
 
 
 def _size(parameter: Any) -> Size:

@@ -44,11 +44,12 @@ class Optimizers:
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
-        events.instrument.on(events.NewOptimizer, after=self._note)
 
-    def _note(self, event: events.NewOptimizer) -> None:
-        self.any_made = True
-        self._optimizers.add(event.owner)
+        def note(event: events.NewOptimizer) -> None:
+            self.any_made = True
+            self._optimizers.add(event.owner)
+
+        events.instrument.on(events.NewOptimizer, after=note)
 
     def look(self, optimizer: Any, parameters: Named) -> None:
         """Note the parameters with a gradient that no optimizer has or has stepped, before a step

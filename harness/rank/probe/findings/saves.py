@@ -51,6 +51,11 @@ MOST = 1000
 """How many modules, sequences and mappings of a saved object are searched: a list of lists may have
 a million."""
 
+NOT_BEGUN = (
+    "although {} steps have moved them: has an average not begun? No fault if it is to have the "
+    "weights of the beginning"
+)
+
 NEVER_UPDATED = (
     "although {} steps have moved the model: is it never updated? No fault if that begins later"
 )
@@ -112,11 +117,7 @@ class Saves:
         count = max((steps for steps, _ in self._files.values()), default=0)
         places = [place for steps, place in self._files.values() if steps == count]
         if places and all(places):
-            self._notes.insert(
-                0,
-                f"{SAVED} ({places[0]}), although {count} steps have moved them: has an average "
-                "not begun? No fault if it is to have the weights of the beginning",
-            )
+            self._notes.insert(0, f"{SAVED} ({places[0]}), {NOT_BEGUN.format(count)}")
         elif place := next((place for place, steps in self._averages.items() if steps), ""):
             steps = self._averages[place]
             self._notes.insert(0, f"{SAVED} ({place}), {NEVER_UPDATED.format(steps)}")
@@ -127,20 +128,14 @@ class Saves:
     def evaluate(self, module: Any) -> None:
         """A module is called without training. If it is the model, look at its weights, once after
         each step; if it is a copy, once after several steps."""
-        if id(next(module.parameters(), None)) not in self._names.names:
-            self._evaluate_copy(module)
+        if self._notes:
             return
-        if self._evaluated == self._steps or self._notes:
+        if id(next(module.parameters(), None)) in self._names.names:
+            is_new, self._evaluated = self._evaluated != self._steps, self._steps
+            if is_new and self._is_of_beginning(self._trained()):
+                self._notes.append(f"{EVALUATED}, {NOT_BEGUN.format(self._steps)}")
             return
-        self._evaluated = self._steps
-        if self._is_of_beginning(dict(self._trained())):
-            self._notes.append(
-                f"{EVALUATED}, although {self._steps} steps have moved them: has an average "
-                "not begun? No fault if it is to have the weights of the beginning"
-            )
-
-    def _evaluate_copy(self, module: Any) -> None:
-        if self._steps < SEVERAL or id(module) in self._asked or self._notes:
+        if self._steps < SEVERAL or id(module) in self._asked:
             return
         self._asked.add(id(module))
         if not self._has_beginning(module):
@@ -157,15 +152,15 @@ class Saves:
 
     def _before_step(self, event: events.Gradients) -> None:
         if not self._first:
-            self._first = _copies(dict(self._trained()))
+            self._first = _copies(self._trained())
 
     def _after_step(self, event: events.Step) -> None:
         if self._first and not event.skips:
             self._steps += 1
-            self._last = _copies(dict(self._trained()))
+            self._last = _copies(self._trained())
 
-    def _trained(self) -> Iterator[tuple[str, Any]]:
-        yield from ((n, p) for n, p in self._names.items() if p.requires_grad)
+    def _trained(self) -> Weights:
+        return {name: p for name, p in self._names.items() if p.requires_grad}
 
     def _save(self, event: events.Save) -> None:
         if not self._last or event.of_engine:
@@ -195,16 +190,20 @@ class Saves:
             tensor, last = local(weight).detach().cpu(), self._last[name].cpu()
             first = self._first.get(name, last).cpu()
             if tensor.shape == last.shape == first.shape:
-                squares += _square(tensor, last.to(tensor.dtype))
-                way += _square(last, first)
+                squares += float((tensor.float() - last.to(tensor.dtype).float()).norm()) ** 2
+                way += float((last.float() - first.float()).norm()) ** 2
         if not way:
             return
+        folder, file = os.path.split(path)  # its folder tells apart files of one name
+        name = os.path.basename(folder)
+        is_usual = name in ("", FILES) or folder == os.getcwd()
         entry = Entry(
             distance=(squares / way) ** 0.5,
             types=sorted({str(each.dtype).removeprefix("torch.") for each in weights.values()}),
             absent=[name for name in self._last if name not in weights],
         )
-        self.entries.append((self._steps, _short(path), where, entry))
+        title = file if is_usual else f"{name}/{file}"
+        self.entries.append((self._steps, title, where, entry))
 
     def _is_of_beginning(self, weights: Weights) -> bool:
         """Whether weights are those before the first step, and were moved since."""
@@ -217,17 +216,6 @@ class Saves:
         return bool(weights) and all(
             _are_equal(local(weight), self._first[name]) for name, weight in weights.items()
         )
-
-
-def _short(path: str) -> str:
-    """A file with its folder, which tells apart those of one name; without that of the run."""
-    folder, file = os.path.split(path)
-    name = os.path.basename(folder)
-    return file if name in ("", FILES) or folder == os.getcwd() else f"{name}/{file}"
-
-
-def _square(tensor: Any, other: Any) -> float:
-    return float((tensor.float() - other.float()).norm()) ** 2
 
 
 def _copies(weights: Weights) -> Weights:
@@ -292,18 +280,15 @@ def _names(module: Any) -> list[str]:
             for name, value in list(space.items()):
                 if value is module:
                     names.append(name)
-                elif parts := [n for n, part in _attributes(value) if part is module]:
-                    names.append(f"{name}.{parts[0]}")
+                elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+                    modules = attributes.get("_modules")
+                    parts = [
+                        *attributes.items(),
+                        *(modules.items() if isinstance(modules, dict) else ()),
+                    ]
+                    names += [f"{name}.{n}" for n, part in parts if part is module][:1]
         frame = frame.f_back
     return names
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield from list(attributes.items())
-        modules = attributes.get("_modules")
-        yield from list(modules.items()) if isinstance(modules, dict) else ()
 
 
 def matching(mapping: Weights, weights: Weights) -> Weights:

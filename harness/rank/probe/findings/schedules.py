@@ -51,26 +51,20 @@ class Schedules:
         ``rates`` has the rates of the steps so far. This advances the schedule itself: nothing may
         be trained after this.
         """
-        pair = self._stepped()
-        if pair is None:
-            return {}
-        schedule, pace, begun = pair
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _lengths([*rates, *_ahead(schedule, pace, begun)])
-
-    def _stepped(self) -> tuple[Any, float, int] | None:
-        """The schedule that the script steps, its calls per step, and those since the last step, if
-        the script has gone on after it; None without one."""
         parts = {id(part) for one in self._made for part in getattr(one, "_schedulers", ())}
         steps = len(self._counts) - 1
         for number, schedule in enumerate(self._made):
             counts = [each[number] for each in self._counts if number < len(each)]
-            if id(schedule) not in parts and len(counts) == steps + 1 and steps > 0:
-                pace = (counts[-1] - counts[0]) / steps
-                if pace > 0:
-                    return schedule, pace, schedule.last_epoch - counts[-1]
-        return None
+            if id(schedule) in parts or steps < 1 or len(counts) != steps + 1:
+                continue
+            pace = (counts[-1] - counts[0]) / steps
+            if pace <= 0:
+                continue
+            begun = schedule.last_epoch - counts[-1]  # the script may have gone on
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _lengths([*rates, *_ahead(schedule, pace, begun)])
+        return {}
 
 
 def _ahead(schedule: Any, pace: float, begun: int) -> Iterator[float]:

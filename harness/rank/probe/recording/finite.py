@@ -18,10 +18,7 @@ class Finite:
     finite."""
 
     def __init__(self) -> None:
-        self.place = ""
-        """The first place that is not finite; empty if all is finite."""
-        self.module = ""
-        """The name of its module in the model; empty without one."""
+        self._place = ""
         self.recomputed = False
         """Whether a backward called modules, as checkpointing does."""
         self._after = ""
@@ -36,42 +33,35 @@ class Finite:
         for _, tensor in leaves(output, is_dataclass):
             if not (isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
                 continue
-            if self.place or tensor is self._last:
+            if self._place or tensor is self._last:
                 return
             self._last = tensor
             with suppress(Exception):  # inside torch.func, a tensor has no numbers
                 if not _is_finite(tensor):
-                    self._name(root, module)
-                    self.place = f"the output of {_called(self.module, module)}{_in(tensor)}"
+                    self._place = f"the output of {_called(root, module)}{_in(tensor)}"
                 elif tensor.requires_grad:
                     tensor.register_hook(partial(self._back, root, module))
 
     def _back(self, root: Any, module: Any, gradient: Any) -> None:
-        if self.place or gradient is None:
+        if self._place or gradient is None:
             return
+        title = _called(root, module)
         if _is_finite(gradient):
-            self._after = _called(_name(root, module), module)
+            self._after = title
             return
-        self._name(root, module)
-        place = f"the gradient of the output of {_called(self.module, module)}{_in(gradient)}"
         after = f", while that of {self._after} is" if self._after else ", as the loss gives it"
-        self.place = place + after
-
-    def _name(self, root: Any, module: Any) -> None:
-        self.module = _name(root, module)
+        self._place = f"the gradient of the output of {title}{_in(gradient)}{after}"
 
     def text(self) -> str:
-        """The place in words; empty if all is finite."""
+        """The first place that is not finite, in words; empty if all is finite."""
         again = " (modules are computed again in the backward: is it right without checkpointing?)"
-        return self.place and self.place + (again if self.recomputed else "")
+        return self._place and self._place + (again if self.recomputed else "")
 
 
-def _name(root: Any, module: Any) -> str:
+def _called(root: Any, module: Any) -> str:
+    """The name of a module in the model, and its class."""
     pairs = root.named_modules() if root is not None else ()
-    return next((plain(name) for name, each in pairs if each is module), "")
-
-
-def _called(name: str, module: Any) -> str:
+    name = next((plain(name) for name, each in pairs if each is module), "")
     kind = type(module).__name__
     return f"{name} ({kind})" if name else kind
 

@@ -26,21 +26,18 @@ LOSS = re.compile(r"(eval|val|valid|validation|test|dev)[_/ -].*loss", re.IGNORE
 """Matches the names of evaluation losses."""
 
 
-class Reported:
-    """The losses that this rank has reported."""
+Losses = list[tuple[int, str, float]]
+"""Each loss that a rank has reported: the steps before it, its name, and its value."""
 
-    def __init__(self) -> None:
-        self.values: list[tuple[int, str, float]] = []
-        """Each reported loss: the steps before it, its name, and its value."""
 
-    def install(self, steps: Callable[[], int]) -> events.Subscription[events.Report]:
-        """Subscribe to reports. ``steps`` returns the number of steps so far."""
+def note_reports(losses: Losses, steps: Callable[[], int]) -> events.Subscription[events.Report]:
+    """Subscribe to reports. ``steps`` returns the number of steps so far."""
 
-        def note(event: events.Report) -> None:
-            for name, loss in _evaluations([*event.values, event.value]):
-                self.values.append((steps(), name, loss))
+    def note(event: events.Report) -> None:
+        found = _evaluations([*event.values, event.value])
+        losses.extend((steps(), name, loss) for name, loss in found)
 
-        return events.instrument.on(events.Report, after=note)
+    return events.instrument.on(events.Report, after=note)
 
 
 def _evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:

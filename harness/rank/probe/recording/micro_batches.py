@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from functools import partial
 from itertools import islice
@@ -100,34 +100,26 @@ class MicroBatches:
         import torch
 
         module, record = event.owner, self._record
-        outermost, self._depth = not self._depth, self._depth + 1
-        try:
-            seen, step = False, record.now
-            self._weighs = _has_weights(module) if outermost else self._weighs
-            if outermost and torch.is_grad_enabled() and _trains(module) and not rehearses(module):
+        with self._call([module]) as outermost:
+            seen, step, learns = False, record.now, torch.is_grad_enabled()
+            if outermost and learns and _trains(module) and not rehearses(module):
                 seen = self._begin(module, event.arguments, event.keywords)
             elif outermost:
                 self._evaluated.add(id(module))
-                if _has_weights(module):
+                if self._weighs:
                     self.on_evaluation(module)
-                if not record.steps and _has_weights(module):
+                if not record.steps and self._weighs:
                     batch = bound(module, event.arguments, event.keywords)
                     self._quiet |= set(rows(*batch, dimension=self.rows_dimension))
-            watched = outermost and record.is_open() and bool(record.now["rows"])
-            watched = watched and torch.is_grad_enabled()  # the model, or the loss of its output
+            # the model, or the loss of its output
+            watched = outermost and record.is_open() and bool(record.now["rows"]) and learns
             if is_transformed():
                 return call()
-            if watched:
-                self._draws.begin()
-            with without_mode() if compiled.is_compiled(module) else nullcontext():
-                output = call()
-            if watched:
-                self._draws.end()
-        finally:
-            self._depth -= 1
+            output = self._output(call, watched, compiled.is_compiled(module))
         self._look(module, event.keywords, output)
         is_leaf = next(module.children(), None) is None
-        if self._noise.is_random and is_leaf and (self._weighs or _needs_gradient(output)):
+        needs_gradient = getattr(output, "requires_grad", False)
+        if self._noise.is_random and is_leaf and (self._weighs or needs_gradient):
             output = self._noise.nudged(output)
         if seen:
             _note_use(module, output, step)
@@ -135,6 +127,46 @@ class MicroBatches:
             _on_gradient(output, partial(step["modes"].update, training_modes(module)))
         if outermost and _trains(module) and any(p.requires_grad for p in module.parameters()):
             self._returned.add(value for _, value in leaves(output, is_dataclass))
+        return output
+
+    def around_compiled(
+        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
+    ) -> Any:
+        """Call a compiled function: the first of its modules that trains is the model."""
+        import torch
+
+        record = self._record
+        with self._call(modules) as outermost:
+            seen, step = False, record.now
+            taught = len(step["losses"])
+            if outermost and torch.is_grad_enabled():
+                trained = (each for each in modules if _trains(each) and _has_weights(each))
+                for module in islice(trained, 1):
+                    seen = self._begin(module, arguments, keywords)
+            output = self._output(call, seen, is_compiled=True)
+        # a function may also make the backward, or the step, itself
+        if seen and record.now is step and len(step["losses"]) == taught:
+            _note_use(self.root, output, step)
+        return output
+
+    @contextmanager
+    def _call(self, modules: Sequence[Any]) -> Iterator[bool]:
+        """A call that uses these modules; whether it is the outermost one."""
+        outermost, self._depth = not self._depth, self._depth + 1
+        try:
+            self._weighs = any(map(_has_weights, modules)) if outermost else self._weighs
+            yield outermost
+        finally:
+            self._depth -= 1
+
+    def _output(self, call: Callable[[], Any], watched: bool, is_compiled: bool) -> Any:
+        """What a call returns. Of a watched one, the random numbers are noted."""
+        if watched:
+            self._draws.begin()
+        with without_mode() if is_compiled else nullcontext():
+            output = call()
+        if watched:
+            self._draws.end()
         return output
 
     def _look(self, module: Any, keywords: Mapping[str, Any], output: Any) -> None:
@@ -151,35 +183,6 @@ class MicroBatches:
             losses.follow(output, keywords, self._note_share)
             record.now["endless"] = losses.ends_masked(keywords)
 
-    def around_compiled(
-        self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
-    ) -> Any:
-        """Call a compiled function: the first of its modules that trains is the model."""
-        import torch
-
-        record = self._record
-        outermost, self._depth = not self._depth, self._depth + 1
-        self._weighs = any(map(_has_weights, modules)) if outermost else self._weighs
-        try:
-            seen, step = False, record.now
-            taught = len(step["losses"])
-            if outermost and torch.is_grad_enabled():
-                trained = (each for each in modules if _trains(each) and _has_weights(each))
-                for module in islice(trained, 1):
-                    seen = self._begin(module, arguments, keywords)
-            if seen:
-                self._draws.begin()
-            with without_mode():
-                output = call()
-            if seen:
-                self._draws.end()
-        finally:
-            self._depth -= 1
-        # a function may also make the backward, or the step, itself
-        if seen and record.now is step and len(step["losses"]) == taught:
-            _note_use(self.root, output, step)
-        return output
-
     def _note_share(self, share: Projection, shifted: bool) -> None:
         step = self._record.now
         step["own"] = step["own"] or share.ratio
@@ -193,7 +196,9 @@ class MicroBatches:
             return False
         if self.root is None and not any(p.requires_grad for p in module.parameters()):
             return False  # a teacher, or a frozen encoder, that is called before the model
-        if self.root is None or self._is_part_of(module):
+        # Many constructors call a part of the model once, to learn the size of what it returns.
+        untrained = not (record.steps or record.now["parts"]) and module is not self.root
+        if self.root is None or (untrained and any(p is self.root for p in module.modules())):
             self._take(module, arguments, keywords)
         is_model = _inner(module) is _inner(self.root)
         if is_model:
@@ -206,14 +211,6 @@ class MicroBatches:
         if record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
         return is_model and record.is_open()
-
-    def _is_part_of(self, module: Any) -> bool:
-        """Whether what was taken for the model is a part of this module, and nothing was trained
-        yet: many constructors call a part once, to learn the size of what it returns."""
-        record = self._record
-        if module is self.root or record.steps or record.now["parts"]:
-            return False
-        return any(part is self.root for part in module.modules())
 
     def _take(self, module: Any, arguments: Any, keywords: Any) -> None:
         """Take a module for the model, and forget what was taken for it before."""
@@ -290,10 +287,6 @@ def _averages(part: Any) -> bool:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return isinstance(part, _BatchNorm) and part.running_mean is not None
-
-
-def _needs_gradient(output: Any) -> bool:
-    return bool(getattr(output, "requires_grad", False))
 
 
 def _inner(module: Any) -> Any:

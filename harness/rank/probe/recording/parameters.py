@@ -117,12 +117,10 @@ class Optimized:
     def fresh(self) -> bool:
         """Whether it has taken no step, neither here nor before a resume. Steps that a scaler
         skipped do not count, nor empty ones that only make the moments."""
-        return self._untouched or not self.owner.state or self._is_at_zero()
-
-    def _is_at_zero(self) -> bool:
-        """Whether it has moments, and all of them are 0."""
         import torch
 
+        if self._untouched or not self.owner.state:
+            return True
         states = (self.owner.state.get(p, {}) for _, p in self._named_parameters())
         moments = [
             local(value)
@@ -244,7 +242,8 @@ class NamedParameters:
         self._parameters: list[Any] = []
         self._asked: dict[int, Any] = {}
         self._prefixes: dict[int, str] = {}
-        """By the id of a module, the prefix of its parameters' names."""
+        """By the id of a module, the prefix of its parameters' names: the number of a stage and a
+        dot, if other stages have the same names; otherwise empty."""
         self._modules: list[Any] = []
         """Kept alive so that no other object gets their ids. The first one is the model."""
         self._retired: list[Any] = []
@@ -260,11 +259,16 @@ class NamedParameters:
     def learn(self, module: Any) -> Iterator[tuple[str, Any]]:
         """Name the new parameters of a module and return them. After the first module only trained
         parameters count: a frozen module is no stage of the model."""
+        named = list(named_in_whole(module))
         if module not in self:
-            self._prefixes[id(module)] = self._prefix(module)
+            taken, prefix = set(self.names.values()), ""
+            if any(name in taken for name, p in named if id(p) not in self.names):
+                number = stage_number(module)
+                prefix = f"{len(self._modules) if number is None else number}."
+            self._prefixes[id(module)] = prefix
             self._modules.append(module)
         frozen_too = module is self._modules[0]
-        for name, parameter in named_in_whole(module):
+        for name, parameter in named:
             if id(parameter) not in self.names and (frozen_too or parameter.requires_grad):
                 self.names[id(parameter)] = self._prefixes[id(module)] + name
                 self._parameters.append(parameter)
@@ -285,28 +289,18 @@ class NamedParameters:
         """The name of an optimizer's tensor: of a parameter, or of a piece of one."""
         if id(tensor) not in self.names and id(tensor) not in self._asked:
             self._asked[id(tensor)] = tensor
-            self._ask(tensor)
+            if tensor.dim() == 1 and tensor.numel() and _lies_whole(tensor):
+                self._name_piece(tensor)
         return self.names.get(id(tensor))
 
-    def _ask(self, tensor: Any) -> None:
-        """Name a tensor of one dimension if it is a view of a piece of a parameter, as when ranks
-        share the optimizer's work."""
-        if tensor.dim() != 1 or not tensor.numel() or not _lies_whole(tensor):
-            return
+    def _name_piece(self, tensor: Any) -> None:
+        """Name a view of a piece of a parameter, as when ranks share the optimizer's work."""
         for whole in filter(_lies_whole, self._parameters):
             start = (tensor.data_ptr() - whole.data_ptr()) // whole.element_size()
             if whole.dtype == tensor.dtype and 0 <= start <= whole.numel() - tensor.numel():
                 self.names[id(tensor)] = name = self.names[id(whole)]
                 self.starts[name] = start
                 return
-
-    def _prefix(self, module: Any) -> str:
-        """The number of a stage and a dot, if other stages have the same names; otherwise empty."""
-        names = set(self.names.values())
-        if not any(name in names for name, p in named_in_whole(module) if id(p) not in self.names):
-            return ""
-        number = stage_number(module)
-        return f"{len(self._modules) if number is None else number}."
 
 
 def _lies_whole(tensor: Any) -> bool:

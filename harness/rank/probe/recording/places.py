@@ -60,24 +60,24 @@ class Places:
         on = record.is_open() and len(record.steps) == self._step and record.now["rows"]
         if not on or not torch.is_grad_enabled():
             return call()
-        self._learn(event.owner)
+        prefix = self._model.names.prefix(event.owner)
+        if prefix is not None and id(event.owner) not in self._names:  # the model, or a stage
+            for title, part in event.owner.named_modules():
+                self._names[id(part)] = prefix + plain(title)
         name = self._names.get(id(event.owner))
-        if name is None or _is_wrapper(event.owner):
+        is_wrapper = any(child in WRAPPERS for child, _ in event.owner.named_children())
+        if name is None or is_wrapper:
             return call()
         if not self._calls:
             self._makers.clear()
         entry = self._begin(event.owner, name)
         names = _argument_names(event.owner, len(event.arguments))
-        for label, value in [*zip(names, event.arguments, strict=True), *event.keywords.items()]:
+        pairs = [*zip(names, event.arguments, strict=True), *event.keywords.items()]
+        for label, value in pairs:
             self._look(entry, f"in {label}", leaves(value))
-        event.arguments = [
-            self._watched(entry, f"in {label} 0", value)
-            for label, value in zip(names, event.arguments, strict=True)
-        ]
-        event.keywords = {
-            label: self._watched(entry, f"in {label} 0", value)
-            for label, value in event.keywords.items()
-        }
+        views = [(label, self._watched(entry, f"in {label} 0", value)) for label, value in pairs]
+        event.arguments = [view for _, view in views[: len(names)]]
+        event.keywords = dict(views[len(names) :])
         self._calls.append((event.owner, entry["number"]))
         try:
             output = call()
@@ -117,13 +117,6 @@ class Places:
     def _tick(self) -> int:
         self._time += 1
         return self._time
-
-    def _learn(self, module: Any) -> None:
-        """Learn the names of the model's modules, or of those of a stage."""
-        prefix = None if id(module) in self._names else self._model.names.prefix(module)
-        if prefix is not None:
-            for name, part in module.named_modules():
-                self._names[id(part)] = prefix + plain(name)
 
     def _begin(self, module: Any, name: str) -> dict[str, Any]:
         """Note a call that begins."""
@@ -191,10 +184,6 @@ def _view(tensor: Any) -> Any:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor
 
 
-def _is_wrapper(module: Any) -> bool:
-    return any(name in WRAPPERS for name, _ in module.named_children())
-
-
 def _tensors(values: Any) -> Iterator[Any]:
     import torch
 
@@ -218,21 +207,13 @@ def digest(tensor: Any, rows: int) -> Digest:
     else:
         dimension, rows = "whole", 1
     vectors = whole.reshape(rows, -1)
-    if vectors.shape[1] > SAMPLED:
-        vectors = vectors[:, _chosen(vectors.shape[1])]
+    if (count := vectors.shape[1]) > SAMPLED:
+        generator = torch.Generator().manual_seed(count)
+        vectors = vectors[:, torch.randint(0, count, (SAMPLED,), generator=generator)]
     vectors = vectors.double()
     vectors = torch.where(vectors.isinf(), vectors.sign() * INFINITE, vectors)
     values = vectors @ _directions(vectors.shape[1])
     return {"values": values, "rows": dimension, "shape": shape, "eps": eps}
-
-
-@cache
-def _chosen(count: int) -> Any:
-    """The numbers of the values that represent a row of this length."""
-    import torch
-
-    generator = torch.Generator().manual_seed(count)
-    return torch.randint(0, count, (SAMPLED,), generator=generator)
 
 
 @cache

@@ -33,26 +33,22 @@ def bound(
     if not arguments:
         return arguments, keywords
     try:
-        while _takes_anything(module) and hasattr(module, "module"):
-            module = module.module
-        by_name = inspect.signature(module.forward).bind_partial(*arguments, **keywords).arguments
+        signature = inspect.signature(module.forward)
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        if kinds[:1] == [inspect.Parameter.VAR_POSITIONAL] and hasattr(module, "module"):
+            return bound(module.module, arguments, keywords)
+        by_name = signature.bind_partial(*arguments, **keywords).arguments
     except (TypeError, ValueError):  # its forward has no signature, or another one
         return arguments, keywords
-    kinds = inspect.signature(module.forward).parameters
-    extras = [v for n, v in by_name.items() if kinds[n].kind is inspect.Parameter.VAR_POSITIONAL]
-    names = {n: v for n, v in by_name.items() if kinds[n].kind not in _ANY}
-    keyword_extras = [
-        v for n, v in by_name.items() if kinds[n].kind is inspect.Parameter.VAR_KEYWORD
-    ]
-    return [one for values in extras for one in values], names | dict(*keyword_extras)
-
-
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _takes_anything(module: Any) -> bool:
-    parameter = next(iter(inspect.signature(module.forward).parameters.values()), None)
-    return parameter is not None and parameter.kind is inspect.Parameter.VAR_POSITIONAL
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, value in by_name.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            positional += value
+        else:
+            named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return positional, named
 
 
 class Returned:
@@ -173,21 +169,15 @@ def _tensors(
 ) -> Iterator[tuple[str, Any]]:
     """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
     import torch
+    from torch._C import _functorch as functorch
 
-    for name, wrapped in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
-        value = _whole(wrapped) if isinstance(wrapped, torch.Tensor) else wrapped
+    for name, value in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
+        # What a transform such as vmap has wrapped has all rows of a tensor.
+        while torch.is_tensor(value) and functorch.is_functorch_wrapped_tensor(value):
+            value = functorch.get_unwrapped(value)
         if isinstance(value, torch.Tensor) and value.dim() and value not in returned:
             value = assembled(value.detach()).cpu()
             yield name, value.float() if value.is_floating_point() else value
-
-
-def _whole(value: Any) -> Any:
-    """What a transform of torch.func, such as vmap, has wrapped: all rows of a tensor."""
-    from torch._C import _functorch as functorch
-
-    while functorch.is_functorch_wrapped_tensor(value):
-        value = functorch.get_unwrapped(value)
-    return value
 
 
 def _unpadded(row: Any) -> Any:

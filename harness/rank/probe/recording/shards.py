@@ -16,6 +16,7 @@ def assembled(tensor: Any) -> Any:
     """The complete tensor; a collective for a DTensor. A rank has its own copy of a replicated
     one."""
     import torch
+    import torch.distributed as dist
 
     if not hasattr(tensor, "full_tensor"):
         return tensor
@@ -25,7 +26,10 @@ def assembled(tensor: Any) -> Any:
     shards = [(tensor.device_mesh.get_coordinate(), tensor.to_local().detach().cpu())]
     for number, placement in enumerate(tensor.placements):
         if not placement.is_replicate():
-            shards = _gathered(shards, tensor.device_mesh.get_group(number))
+            group = tensor.device_mesh.get_group(number)
+            of_ranks: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(of_ranks, shards, group)
+            shards = [shard for of_rank in of_ranks for shard in of_rank]
     summands: dict[tuple[int, ...], Any] = {}
     for coordinate, shard in shards:
         key = tuple(n for n, p in zip(coordinate, tensor.placements, strict=True) if p.is_partial())
@@ -49,14 +53,6 @@ def _is_understood(tensor: Any) -> bool:
     takes_part = tensor.device_mesh.get_coordinate() is not None
     is_plain = takes_part and type(tensor.to_local()) is torch.Tensor
     return is_plain and kinds <= {"Shard", "_StridedShard", "Replicate", "Partial"}
-
-
-def _gathered(shards: list[Any], group: Any) -> list[Any]:
-    import torch.distributed as dist
-
-    of_ranks: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, shards, group)
-    return [shard for of_rank in of_ranks for shard in of_rank]
 
 
 def _indices(tensor: Any, coordinate: Sequence[int]) -> list[tuple[int, Any]]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from harness.bugs.api.numbers import finite
 from harness.rank.compare import SAFE, Named, length, masked, norm, worst
 from harness.system.errors import Inconclusive
-from harness.system.text import QUOTED
+from harness.system.text import QUOTED, count, listed, several
 from harness.training.probe.compare import plausibility
-from harness.training.probe.compare.faults import Broken, several
+from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
 from harness.training.probe.compare.optimizers import unheld
-from harness.training.probe.compare.reference import Moment, Reference, as_in, joined, unclipped
+from harness.training.probe.compare.reference import (
+    Moment,
+    Reference,
+    as_in,
+    joined,
+    rows_of,
+    unclipped,
+)
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
-from harness.training.probe.compare.rows import rows_after_resume
 from harness.training.probe.layouts import SAMPLES, Layout
 from harness.training.probe.runner import NO_STEP, Run, Step
 
@@ -35,6 +42,8 @@ OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
 
 FEWER = "has fewer rows than the first"
+
+SMALLER = "let it begin with a smaller scale"
 
 LARGE = 1e6
 """A weight above this was hardly initialised."""
@@ -89,8 +98,8 @@ class LocalGradients:
     with a rate of 0 does not show whether it does."""
 
     broken: list[Broken] = field(default_factory=list)
-    step: int = 0
     moment: Moment | None = None
+    """The first step that has them."""
     averaged: bool = False
 
     def without(self, moment: Moment, faults: list[Broken]) -> list[Broken]:
@@ -99,8 +108,8 @@ class LocalGradients:
         if not excused:
             return faults
         self.averaged |= is_updated(moment, {name for one in excused for name in one.parameters})
-        if not self.broken:
-            self.broken, self.step, self.moment = faults, moment.number + 1, moment
+        if self.moment is None:
+            self.broken, self.moment = faults, moment
         return harmful(one for one in faults if one not in excused)
 
 
@@ -117,13 +126,10 @@ def compare(run: Run, reference: Reference, same_rows: bool = False) -> Compared
     local_gradients = LocalGradients()
     if not run.failure:
         comparison = _compared(comparison, run, reference, same_rows, local_gradients)
-    if local_gradients.broken and not local_gradients.averaged:
-        comparison.broken, comparison.step, comparison.no_answer = (
-            local_gradients.broken,
-            local_gradients.step,
-            "",
-        )
+    if local_gradients.moment is not None and not local_gradients.averaged:
+        comparison.broken, comparison.no_answer = local_gradients.broken, ""
         comparison.moment = local_gradients.moment
+        comparison.step = local_gradients.moment.number + 1
     if run.layout.resumed and comparison.has_other_samples:
         cause, rows = comparison.broken[0], rows_after_resume(run, reference.steps)
         comparison.broken[0] = replace(cause, details=(*cause.details, rows))
@@ -138,7 +144,12 @@ def _compared(
     local_gradients: LocalGradients,
 ) -> Compared:
     start = run.layout.first
-    comparison.no_answer = _no_steps(run, reference)
+    if len(reference.steps) <= start:
+        comparison.no_answer = (
+            f"the reference took {len(reference.steps)} steps: none follows the stop"
+        )
+    elif run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
+        comparison.no_answer = f"the scaler of the loss skipped steps: {SMALLER}"
     if comparison.no_answer:
         return comparison
     ranks = [as_in(reference.steps[start], steps) for steps in run.ranks]
@@ -228,14 +239,34 @@ def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
     return comparison
 
 
-def _no_steps(run: Run, reference: Reference) -> str:
-    """Why no steps of the reference match those of a resumed run; empty if they do."""
+def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
+    """Which rows come after a resume: those of other steps, or how many were trained before the
+    stop, and how many are skipped."""
     start = run.layout.first
-    if len(reference.steps) <= start:
-        return f"the reference took {len(reference.steps)} steps: none follows the stop"
-    if run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
-        return "the scaler of the loss skipped steps: let it begin with a smaller scale"
-    return ""
+    expected = [sorted(rows_of(step)) for step in reference_steps]
+    steps = [
+        sorted(row for step in ranks for row in rows_of(step))
+        for ranks in zip(*run.ranks, strict=False)
+    ]
+    others = {
+        number: expected.index(rows)
+        for number, rows in enumerate(steps, start)
+        if rows and rows in expected and rows not in expected[number : number + 1]
+    }
+    if others:
+        return f"the rows of {_numbered(others)} are those of {_numbered(others.values())}"
+    before, after = ({*chain(*part)} for part in (expected[:start], expected[start:]))
+    rows = [*chain(*steps)]
+    again = sum(row in before - after for row in rows)
+    return (
+        f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
+        f"before the stop; {len(after - {*rows})} that are trained without the stop do not come"
+    )
+
+
+def _numbered(steps: Iterable[int]) -> str:
+    numbers = [str(step + 1) for step in steps]
+    return f"step{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
 def _why_infinite(step: Step) -> str:
@@ -292,8 +323,7 @@ def _incomparable(moment: Moment) -> str:
         if step["skipped"] != moment.expected["skipped"]:
             return (
                 f"the scaler of the loss skipped {step['skipped']} steps before step "
-                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: let it begin "
-                "with a smaller scale"
+                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: {SMALLER}"
             )
         owned = moment.owned(rank, moment.expected["grad"])
         for name, gradient in owned.items():

@@ -1,4 +1,4 @@
-"""A relation that does not hold, and the words of its message."""
+"""A relation that does not hold, the mistake that its ratio shows, and the words of its message."""
 
 from __future__ import annotations
 
@@ -7,11 +7,47 @@ from dataclasses import dataclass, field
 
 from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import Projection
-from harness.training.probe.compare.mistakes import NEAR, in_words, meaning
-from harness.training.probe.compare.reference import Moment
 
-SHOWN = 3
-"""Names that a message lists."""
+NEAR = 2e-3
+"""How far (as a fraction) a ratio may be from a mistake's."""
+
+SMALL = 0.02
+"""Below this ratio the tolerance is absolute: 0 has none of its own."""
+
+MISTAKES = {
+    "0": ("nothing at all", lambda world, k: 0.0),
+    "-1": ("the sign is turned", lambda world, k: -1.0),
+    "k": ("never divided by the accumulation steps", lambda world, k: float(k)),
+    "1/k": ("divided by the accumulation steps twice", lambda world, k: 1 / k),
+    "ranks": ("summed over the ranks, not averaged", lambda world, k: float(world)),
+    "1/ranks": ("divided by the number of ranks twice", lambda world, k: 1 / world),
+    "ranks*k": (
+        "divided neither by the ranks nor by the accumulation steps",
+        lambda world, k: float(world * k),
+    ),
+    "1/(ranks*k)": (
+        "divided by both the ranks and the accumulation steps once too often",
+        lambda world, k: 1 / (world * k),
+    ),
+}
+"""By the ratio in terms of ranks and micro-batches, what it means, and its value."""
+
+
+def term(ratio: float, world: int, k: int) -> str:
+    """The ratio in terms of ranks and micro-batches, such as ``1/k``; empty if no term fits."""
+    values = {name: value(world, k) for name, (_, value) in MISTAKES.items()}
+    close = (
+        name
+        for name, value in values.items()
+        if value != 1 and near(ratio, value, within=NEAR * max(abs(value), SMALL))
+    )
+    return next(close, "")
+
+
+def meaning(ratio: float, world: int, k: int) -> str:
+    """The mistake with this ratio; empty if we know none."""
+    mistake = term(ratio, world, k)
+    return MISTAKES[mistake][0] if mistake else ""
 
 
 @dataclass(frozen=True)
@@ -29,35 +65,21 @@ class Broken:
     details: tuple[str, ...] = field(default=())
 
 
-def described(moment: Moment, part: Projection) -> str:
+def in_words(ratio: float, meaning: str, of: str = "") -> str:
+    """A ratio in words, with what it is a multiple ``of``, and with its meaning."""
+    factor = f"{ratio:.4g}"
+    if factor == "1" and ratio != 1:  # how far it is from 1 is what matters
+        factor = f"1 {'+' if ratio > 1 else '-'} {abs(ratio - 1):.2g}"
+    return f"{factor} times{of}" + (f" ({meaning})" if meaning else "")
+
+
+def in_directions(part: Projection, meaning: str = "") -> str:
+    """A ratio in words, with how much has another direction."""
     if part.is_factor:
-        return ratio_text(moment, part.ratio)
+        return in_words(part.ratio, meaning)
     if not finite(part.ratio):
         return "not finite, unlike"
     return f"{part.ratio:.4g} times (and {part.aside:.0%} of it in another direction)"
-
-
-def meaning_of(moment: Moment, part: Projection) -> str:
-    return meaning_at(moment, part.ratio) if part.is_factor else ""
-
-
-def meaning_at(moment: Moment, ratio: float) -> str:
-    """What a ratio says. Where fewer micro-batches are left for a step, as at the end of an epoch,
-    it may be divided by the number that others have."""
-    count, k = moment.fewer_micro_batches, moment.layout.k
-    if count and near(ratio, count / k, share=NEAR):
-        return f"{count} of {k} micro-batches, divided by {k}"
-    return meaning(ratio, moment.layout.rank_factor, k)
-
-
-def ratio_text(moment: Moment, ratio: float) -> str:
-    return in_words(ratio, meaning_at(moment, ratio))
-
-
-def several(names: Iterable[str]) -> str:
-    names = list(names)
-    remainder = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + remainder
 
 
 def several_ranks(ranks: Iterable[int]) -> str:

@@ -8,15 +8,8 @@ from harness.detectors.arithmetic import Projection
 from harness.rank import compare
 from harness.rank.compare import Named
 from harness.rank.probe.modes import KEPT, RECOMPUTED
-from harness.training.probe.compare.faults import (
-    SHOWN,
-    Broken,
-    described,
-    meaning_of,
-    ratio_text,
-    several,
-    several_ranks,
-)
+from harness.system.text import SHOWN, several
+from harness.training.probe.compare.faults import Broken, several_ranks
 from harness.training.probe.compare.micro_batch_weights import weights_of_micro_batches
 from harness.training.probe.compare.reference import Moment
 
@@ -41,16 +34,22 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    tensors, expected = moment.ranks[rank][quantity], moment.owned(rank, moment.expected[quantity])
+    tensors, expected = moment.pair(rank, quantity)
     part = compare.share(tensors, expected)
     clips = len(moment.ranks[rank]["clips"]), len(moment.expected["clips"])
     often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
     details = [_only_some(moment, tensors, expected, names, part), _unlike_ranks(moment, quantity)]
     if quantity == "grad" and not moment.clipping and not any(details):
         details.append(weights_of_micro_batches(moment, rank))
+    norms = [
+        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none"
+        for one in (*moment.ranks, moment.expected)
+    ]
     if moment.expected["clips"] or moment.ranks[0]["clips"]:
-        details.append(_clips(moment))
-    factor = f"{described(moment, part)} the reference's"
+        norm_list = ", ".join(norms[:-1])
+        text = f"clipping saw the norm {norm_list} (by rank), in the reference {norms[-1]}"
+        details.append(text)
+    factor = f"{moment.in_words(part)} the reference's"
     if part.is_factor and _is_alike(part) and len(names) < len(expected):
         count = f"{len(names)} of {len(expected)} parameters"
         factor = f"as a whole about the reference's, but not in {count}"
@@ -58,7 +57,7 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
         relation,
         f"{several_ranks(off)}: {often}{factor}",
         part.ratio,
-        meaning_of(moment, part),
+        moment.meaning_of(part),
         tuple(names),
         tuple(off),
         tuple(filter(None, details)),
@@ -77,9 +76,7 @@ def _only_some(
     has_one_factor = whole.aside < ALIKE and not _is_alike(whole)
     if len(off) == len(expected) or not whole.right or has_one_factor:
         return ""
-    examples = several(
-        f"{n} {described(moment, compare.share(tensors, expected, [n]))}" for n in off
-    )
+    examples = several(f"{n} {moment.in_words(compare.share(tensors, expected, [n]))}" for n in off)
     others = [name for name in expected if name not in off]
     are = "is" if len(others) == 1 else "are"
     few = several(others) if len(others) <= SHOWN else str(len(others))
@@ -118,17 +115,9 @@ def _unlike_ranks(moment: Moment, quantity: str) -> str:
     mean = compare.share(moment.mean(quantity, expected), expected)
     text = UNLIKE_RANKS
     if mean.is_factor:
-        ratio = ratio_text(moment, mean.ratio)
+        ratio = moment.in_words(mean.ratio)
         text += f"; their mean is {ratio} the reference's: they are not averaged"
     return text
-
-
-def _clips(moment: Moment) -> str:
-    norms = ", ".join(
-        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none" for one in moment.ranks
-    )
-    expected_norm = f"{moment.expected['clips'][0][1]:.4g}" if moment.expected["clips"] else "none"
-    return f"clipping saw the norm {norms} (by rank), in the reference {expected_norm}"
 
 
 GRADIENTS = ("gradient", "clipped gradient")

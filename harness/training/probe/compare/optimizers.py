@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.system.text import count
-from harness.training.probe.compare.faults import Broken, several
+from harness.system.text import count, several
+from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.runner import Step
 
@@ -50,21 +50,23 @@ def why_without_gradient(step: Step) -> str:
 
 def unheld(moment: Moment) -> Broken | None:
     """An optimizer has what the reference's has."""
+    if not moment.is_first:
+        return None
+    moved = {  # by the reference's optimizer
+        name
+        for step in moment.reference.steps
+        for name, update in step["update"].items()
+        if update.any()
+    }
     for rank, step in enumerate(moment.ranks):
-        names = [name for name in step.get("unheld", ()) if _moves(moment, name)]
-        if moment.is_first and names:
+        names = [name for name in step.get("unheld", ()) if name in moved]
+        if names:
             gets = "gets gradients and never moves" if len(names) == 1 else "get gradients and stay"
             text = f"rank {rank}: no optimizer has {several(names)}, which {gets}"
             if step["strangers"]:
                 text += f": {_has(step['strangers'])}: {STALE}"
             return Broken(RELATION, text, parameters=tuple(names), ranks=(rank,))
     return None
-
-
-def _moves(moment: Moment, name: str) -> bool:
-    """Whether the reference's optimizer moves a parameter."""
-    updates = (step["update"].get(name) for step in moment.reference.steps)
-    return any(update is not None and update.any() for update in updates)
 
 
 def _has(strangers: int) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
+from operator import methodcaller
 from typing import Any
 
-from harness.bugs.api.numbers import finite
+from harness.bugs.api.numbers import finite, near
+from harness.detectors.arithmetic import Projection
 from harness.rank import compare
 from harness.rank.compare import Array, Named, Spread
+from harness.training.probe.compare.faults import NEAR, in_directions, in_words, meaning
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run, Step
 
@@ -41,26 +43,25 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
     With the steps of a reference (``expected``), only where its step has as many rows as are left.
     A loop that clears the gradients of each micro-batch is wrong, and has trained on all of them.
     """
-    steps = list(zip(*run.ranks, strict=False))
-    gone = set()
-    for number, step in enumerate(steps):
+    gone: dict[int, list[Step]] = {}
+    for number, step in enumerate(zip(*run.ranks, strict=False)):
         if not any(one["cleared"] or one["unused"] for one in step):
             continue
         at = run.layout.first + number
-        rank_steps = [_without_cleared(one) for one in step]
+        remainder = [_without_cleared(one) for one in step]
         if not expected or (
-            at < len(expected) and _count(rank_steps, same_rows) == _count([expected[at]], False)
+            at < len(expected) and _count(remainder, same_rows) == _count([expected[at]], False)
         ):
-            gone.add(number)
+            gone[number] = remainder
     if not gone:
         return run
     ranks = [
-        [_without_cleared(one) if n in gone else one for n, one in enumerate(steps)]
-        for steps in run.ranks
+        [gone[n][rank] if n in gone else step for n, step in enumerate(steps)]
+        for rank, steps in enumerate(run.ranks)
     ]
     seen_rows = [
-        [[*chain(*rank[n]["rows"])] if n in gone else rows for n, rows in enumerate(of_rank)]
-        for of_rank, rank in zip(run.seen, ranks, strict=True)
+        [rows_of(gone[n][rank]) if n in gone else rows for n, rows in enumerate(of_rank)]
+        for rank, of_rank in enumerate(run.seen)
     ]
     return replace(run, ranks=ranks, seen=seen_rows)
 
@@ -229,6 +230,23 @@ class Moment:
         counts = {len(one["rows"]) for one in self.ranks}
         return min(counts) if len(counts) == 1 and min(counts) < self.layout.k else 0
 
+    def meaning(self, ratio: float) -> str:
+        """What a ratio says. Where fewer micro-batches are left for a step, as at the end of an
+        epoch, it may be divided by the number that others have."""
+        count, k = self.fewer_micro_batches, self.layout.k
+        if count and near(ratio, count / k, share=NEAR):
+            return f"{count} of {k} micro-batches, divided by {k}"
+        return meaning(ratio, self.layout.rank_factor, k)
+
+    def meaning_of(self, part: Projection) -> str:
+        return self.meaning(part.ratio) if part.is_factor else ""
+
+    def in_words(self, ratio: float | Projection) -> str:
+        """A ratio, or a part of a tensor, with what it says."""
+        if isinstance(ratio, Projection):
+            return in_directions(ratio, self.meaning_of(ratio))
+        return in_words(ratio, self.meaning(ratio))
+
     @property
     def clipping(self) -> bool:
         """Whether gradients were clipped where hooks see it, in both."""
@@ -275,6 +293,10 @@ class Moment:
             for rank, one in enumerate(self.ranks)
         }
         return {rank: list(names) for rank, names in off.items() if names}
+
+    def pair(self, rank: int, quantity: str) -> tuple[Named, Named]:
+        """A quantity of a rank, and what it should be."""
+        return self.ranks[rank][quantity], self.owned(rank, self.expected[quantity])
 
     def mean(self, quantity: str, expected: Named) -> Named:
         """The mean of a quantity over the ranks, with the names of ``expected``."""
@@ -323,43 +345,28 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
     """A rank's steps with the names that the reference has for the same parameters."""
     if not steps:
         return []
-    names, targets = set(steps[0]["update"]), set(expected["update"])
-    rename = _numbered(steps[0].get("stage"), names, targets) or _renaming(names, targets)
+    rename = _renaming(set(steps[0]["update"]), set(expected["update"]), steps[0].get("stage"))
     return [_renamed(step, rename) for step in steps] if rename else list(steps)
 
 
-def _numbered(stage: int | None, names: set[str], targets: set[str]) -> Callable[[str], str] | None:
-    """Adds the number of a rank's first stage to the names of its parameters; None unless the
-    reference has all of these names."""
-
-    def with_stage(name: str) -> str:
-        return f"{stage}.{name}" if f"{stage}.{name}" in targets else name
-
-    labels = {with_stage(name) for name in names}
-    return with_stage if stage is not None and labels != names and labels <= targets else None
-
-
-def _renaming(names: set[str], targets: set[str]) -> Callable[[str], str] | None:
-    """Adds a prefix to names, or removes one, so that all are ``targets``; None without one."""
-    if not names or names & targets:
-        return None
-    first_name = min(names)
-    for target in targets:
-        for rename in (
-            partial(_without, first_name.removesuffix(target)),
-            partial(_with, target.removesuffix(first_name)),
-        ):
-            if {rename(name) for name in names} <= targets:
-                return rename
+def _renaming(names: set[str], targets: set[str], stage: int | None) -> Callable[[str], str] | None:
+    """Adds the number of a rank's first stage to names, or adds a prefix, or removes one, so that
+    all are ``targets``; None if nothing does."""
+    renamings: list[Callable[[str], str]] = []
+    if stage is not None:
+        renamings.append(lambda n: f"{stage}.{n}" if f"{stage}.{n}" in targets else n)
+    first_name = min(names, default="")
+    for target in targets if not names & targets else ():
+        less, more = first_name.removesuffix(target), target.removesuffix(first_name)
+        if less.endswith("."):
+            renamings.append(methodcaller("removeprefix", less))
+        if more.endswith("."):
+            renamings.append(more.__add__)
+    for rename in renamings:
+        renamed = {rename(name) for name in names}
+        if renamed != names and renamed <= targets:
+            return rename
     return None
-
-
-def _without(prefix: str, name: str) -> str:
-    return name.removeprefix(prefix) if prefix.endswith(".") else name
-
-
-def _with(prefix: str, name: str) -> str:
-    return prefix + name if prefix.endswith(".") else name
 
 
 def _renamed(step: Step, rename: Callable[[str], str]) -> Step:

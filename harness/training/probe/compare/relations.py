@@ -14,15 +14,8 @@ from collections.abc import Iterable
 from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.rank.compare import length
-from harness.training.probe.compare.faults import (
-    Broken,
-    described,
-    meaning_at,
-    meaning_of,
-    ratio_text,
-    several,
-    several_ranks,
-)
+from harness.system.text import several
+from harness.training.probe.compare.faults import Broken, several_ranks
 from harness.training.probe.compare.gradients import clipped, gradient
 from harness.training.probe.compare.reference import Moment, rows_of
 
@@ -44,8 +37,13 @@ def weights(moment: Moment) -> Broken | None:
     singular, plural = ("goes on", "go on") if moment.layout.resumed else ("begins", "begin")
     begin = plural if len(off) > 1 else singular
     text = f"{several_ranks(off)} {begin} with other weights: {several(names)}"
-    if moment.layout.resumed and _began_again(moment):
-        text = BEGAN_AGAIN
+    if moment.layout.resumed:
+        start, rounding = moment.reference.steps[0]["before"], moment.reference.spread(0, "before")
+        if not any(
+            compare.astray(one["before"], moment.owned(rank, start), rounding)
+            for rank, one in enumerate(moment.ranks)
+        ):
+            text = BEGAN_AGAIN
     return Broken("weights", text, parameters=names, ranks=tuple(off))
 
 
@@ -58,8 +56,8 @@ def outside(moment: Moment) -> Broken | None:
     Before the first step of a layout, nobody knows what they were."""
     if moment.is_first:
         return None
-    for rank, step in enumerate(moment.ranks):
-        changes, expected = step["outside"], moment.owned(rank, moment.expected["outside"])
+    for rank in range(len(moment.ranks)):
+        changes, expected = moment.pair(rank, "outside")
         off = [
             name
             for name in dict.fromkeys([*changes, *expected])
@@ -100,15 +98,6 @@ def other_parts(moment: Moment) -> list[str]:
 BEGAN_AGAIN = "it began again at step 1: the resume arguments had no effect"
 
 
-def _began_again(moment: Moment) -> bool:
-    """Whether every rank has the weights with which the reference began."""
-    start, rounding = moment.reference.steps[0]["before"], moment.reference.spread(0, "before")
-    return not any(
-        compare.astray(one["before"], moment.owned(rank, start), rounding)
-        for rank, one in enumerate(moment.ranks)
-    )
-
-
 def optimizer(moment: Moment) -> Broken | None:
     """After a resume, the optimizer of rank 0 has the state that the reference's had."""
     expected = moment.expected.get("state")
@@ -124,9 +113,16 @@ def optimizer(moment: Moment) -> Broken | None:
 
 
 def samples(moment: Moment) -> Broken | None:
-    """All ranks and micro-batches together see the rows of the reference's step."""
+    """All ranks and micro-batches together see the rows of the reference's step. If ranks see the
+    same rows, a row of several ranks counts once, and a rank without any of the reference's is a
+    later stage, which is given something else."""
     expected = Counter(rows_of(moment.expected))
-    rows = _rows(moment, expected)
+    rows, *others = (Counter(rows_of(one)) for one in moment.ranks)
+    for other_rows in others:
+        if not moment.same_rows:
+            rows += other_rows
+        elif other_rows & expected:
+            rows |= other_rows
     missing = expected - rows
     if rows == expected:
         return None
@@ -134,43 +130,24 @@ def samples(moment: Moment) -> Broken | None:
         f"{rows.total()} rows, {len(rows)} of them distinct; the reference has {expected.total()}, "
         f"and {missing.total()} of its rows are missing"
     )
-    if came := _came_early(moment):
-        text = f"{came}: {text}"
-    hint = _divides_itself(moment, rows.total(), expected.total())
-    return Broken("samples", text, details=(hint,) if hint else ())
+    if count := moment.fewer_micro_batches:
+        early = f"a step came after {count} of {moment.layout.k} micro-batches"
+        return Broken("samples", f"{early}: {text}")
+    return Broken("samples", text, details=_divides_itself(moment, rows.total(), expected.total()))
 
 
-def _divides_itself(moment: Moment, row_count: int, expected_count: int) -> str:
+def _divides_itself(moment: Moment, row_count: int, expected_count: int) -> tuple[str, ...]:
     """What to write if the script seems to divide its batch size itself, by the ranks or by the
     micro-batches, so that it sees exactly that part of the rows; empty if not."""
     ranks, k = moment.layout.rank_factor, moment.layout.k
     divisors = {"rows*ranks": ranks, "rows*k": k, "total": ranks * k}
-    whole = (name for name, n in divisors.items() if n > 1 and row_count * n == expected_count)
-    placeholder = next(whole, "")
-    if moment.same_rows or not placeholder or _came_early(moment):
-        return ""
+    whole = [name for name, n in divisors.items() if n > 1 and row_count * n == expected_count]
+    if moment.same_rows or not whole:
+        return ()
     return (
         f"these are 1/{expected_count // row_count} of the rows: if the script divides its batch "
-        f"size itself, give it {{{placeholder}}} instead of {{rows}}"
+        f"size itself, give it {{{whole[0]}}} instead of {{rows}}",
     )
-
-
-def _rows(moment: Moment, expected: Counter[str]) -> Counter[str]:
-    """The rows of all ranks. If ranks see the same rows, a row of several ranks counts once, and a
-    rank without any of the reference's is a later stage, which is given something else."""
-    rows, *others = (Counter(rows_of(one)) for one in moment.ranks)
-    for other_rows in others:
-        if not moment.same_rows:
-            rows += other_rows
-        elif other_rows & expected:
-            rows |= other_rows
-    return rows
-
-
-def _came_early(moment: Moment) -> str:
-    """Which step came after fewer micro-batches than were requested, if one did."""
-    count = moment.fewer_micro_batches
-    return f"a step came after {count} of {moment.layout.k} micro-batches" if count else ""
 
 
 def stale(moment: Moment) -> Broken | None:
@@ -192,8 +169,8 @@ def loss(moment: Moment) -> Broken | None:
     if near(mean, expected, within=compare.SAFE * moment.reference.loss_spread(moment.number)):
         return None
     ratio = mean / expected if expected else float("nan")
-    text = f"{mean:.6g}; the reference has {expected:.6g}: {ratio_text(moment, ratio)}"
-    return Broken("loss", text, ratio, meaning_at(moment, ratio))
+    text = f"{mean:.6g}; the reference has {expected:.6g}: {moment.in_words(ratio)}"
+    return Broken("loss", text, ratio, moment.meaning(ratio))
 
 
 def mean_loss(moment: Moment) -> float:
@@ -226,11 +203,9 @@ def update(moment: Moment) -> Broken | None:
     if not off:
         return None
     rank, names = next(iter(off.items()))
-    part = compare.share(
-        moment.ranks[rank]["update"], moment.owned(rank, moment.expected["update"])
-    )
-    text = f"{several_ranks(off)}: {described(moment, part)} the reference's; {several(names)}"
-    return Broken("update", text, part.ratio, meaning_of(moment, part), tuple(names), tuple(off))
+    part = compare.share(*moment.pair(rank, "update"))
+    text = f"{several_ranks(off)}: {moment.in_words(part)} the reference's; {several(names)}"
+    return Broken("update", text, part.ratio, moment.meaning_of(part), tuple(names), tuple(off))
 
 
 def average(moment: Moment) -> Broken | None:

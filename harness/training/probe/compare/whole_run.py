@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from harness.bugs.api.numbers import near
 from harness.rank.probe.findings.saves import CUT, OTHERS, WHOLE
 from harness.rank.probe.findings.schedules import HALF, LOWEST
-from harness.training.probe.compare.faults import Broken, several
-from harness.training.probe.compare.mistakes import in_words, meaning
+from harness.system.text import several
+from harness.training.probe.compare.faults import Broken, in_words, meaning
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
 
@@ -21,14 +21,14 @@ def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
 
     Where the rows do not fill the last step, it may repeat rows, or be left out.
     """
-    expected_rows = Counter(_rows(reference.seen[0][run.layout.first :]))
+    expected_rows = Counter(chain(*reference.seen[0][run.layout.first :]))
     ranks = run.seen[:1] if same_rows else run.seen
-    rows = Counter(row for rank in ranks for row in _rows(rank))
+    rows = Counter(row for rank in ranks for row in chain(*rank))
     twice, never = rows - expected_rows, expected_rows - rows
     size = len(reference.seen[0][0])
     if expected_rows.total() % max(size, 1):
         # Those of the last step, and those after it, which no step has used.
-        twice -= Counter(row for rank in ranks for row in _rows(rank[-2:]))
+        twice -= Counter(row for rank in ranks for row in chain(*rank[-2:]))
         never = never if never.total() >= size else Counter()
     if not (twice or never):
         return None
@@ -39,10 +39,6 @@ def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
     return Broken("samples", text)
 
 
-def _rows(steps: Iterable[Iterable[str]]) -> list[str]:
-    return [row for step in steps for row in step]
-
-
 EVALUATION = "evaluation"
 
 NEAR = 1e-2
@@ -50,46 +46,24 @@ NEAR = 1e-2
 are divided otherwise differ by design."""
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A loss that rank 0 has reported in a layout."""
-
-    steps: int
-    name: str
-    value: float
-    expected: float
-    """In the reference."""
-
-
 def evaluation(run: Run, reference: Run) -> Broken | str | None:
     """The first loss of an evaluation that a known mistake multiplied; otherwise a note on the
-    first one that differs."""
-    losses = _losses(run, reference)
-    for loss in losses:
-        ratio = loss.value / loss.expected if loss.expected else 1.0
+    first one that differs. Only losses that both have reported, after the same step and under the
+    same name, are compared."""
+    expected_losses = {(steps, name): loss for steps, name, loss in reference.reported[0]}
+    note = None
+    for steps, name, loss in run.reported[0]:
+        steps += run.layout.first
+        if (steps, name) not in expected_losses:
+            continue
+        expected = expected_losses[steps, name]
+        text = f"after step {steps}, {name} is {loss:.6g}; the reference has {expected:.6g}"
+        ratio = loss / expected if expected else 1.0
         if words := meaning(ratio, run.layout.rank_factor, run.layout.k):
-            text = f"{_described(loss)}: {in_words(ratio, words)}"
-            return Broken(EVALUATION, text, ratio, words)
-    unlike_losses = (loss for loss in losses if not near(loss.value, loss.expected, share=NEAR))
-    return next((f"evaluation: {_described(loss)}" for loss in unlike_losses), None)
-
-
-def _described(loss: Loss) -> str:
-    return (
-        f"after step {loss.steps}, {loss.name} is {loss.value:.6g}; "
-        f"the reference has {loss.expected:.6g}"
-    )
-
-
-def _losses(run: Run, reference: Run) -> list[Loss]:
-    """The losses that both have reported, after the same step and under the same name."""
-    reference_losses = {(steps, name): loss for steps, name, loss in reference.reported[0]}
-    start = run.layout.first
-    return [
-        Loss(start + steps, name, loss, reference_losses[start + steps, name])
-        for steps, name, loss in run.reported[0]
-        if (start + steps, name) in reference_losses
-    ]
+            return Broken(EVALUATION, f"{text}: {in_words(ratio, words)}", ratio, words)
+        if note is None and not near(loss, expected, share=NEAR):
+            note = f"evaluation: {text}"
+    return note
 
 
 CHECKPOINT = "checkpoint"
@@ -116,16 +90,16 @@ def checkpoints(run: Run, reference: Run) -> Iterator[Broken | str]:
         distances = weights["distance"], expected["distance"]
         kinds = [_kind(distance) for distance in distances]
         is_apart = abs(distances[0] - distances[1]) > APART * max(1.0, *distances)
-        text = f"after step {steps}, {name} has {kinds[0]}; that of the reference has {kinds[1]}"
-        is_known = bool({TRAINED, FIRST} & {*kinds})
-        if is_apart and is_known and not OTHERS.search(name):
+        title = f"after step {steps}, {name}"
+        text = f"{title} has {kinds[0]}; that of the reference has {kinds[1]}"
+        if is_apart and {TRAINED, FIRST} & {*kinds} and not OTHERS.search(name):
             yield Broken(CHECKPOINT, text)
         elif run.layout.goes_on:
             if is_apart:
                 yield text
             if path != expected_key[1]:
-                yield f"after step {steps}, {name} is saved; by the reference, {expected_key[1]}"
-            yield from _unlike_content(f"after step {steps}, {name}", weights, expected)
+                yield f"{title} is saved; by the reference, {expected_key[1]}"
+            yield from _unlike_content(title, weights, expected)
     if run.layout.goes_on:
         yield from _lone_saves(saves, reference_saves, CUT in (run.end, reference.end))
         ends = [one.end.partition(":")[0] for one in (run, reference)]

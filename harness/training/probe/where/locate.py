@@ -1,96 +1,137 @@
-"""Finds the place where a BROKEN layout parts from the reference."""
+"""Finds the place where a BROKEN layout parts from the reference.
+
+The first broken relation says most of it. For a wrong gradient, the modules are watched in three
+more runs; where all of them agree, the gradients of the micro-batches say the rest: they are
+recorded on each rank before any reduction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 
 from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.mistakes import NEAR
+from harness.training.probe.compare.faults import NEAR
+from harness.training.probe.compare.micro_batch_weights import are_level, weights_in
 from harness.training.probe.compare.reference import Moment
+from harness.training.probe.compare.relations import BETWEEN
 from harness.training.probe.layouts import (
     AGAINST,
     COMPILE,
     RANKS_RESUME,
     SEEDS,
-    Layout,
-    Settings,
     reference,
     without_a_stop,
 )
+from harness.training.probe.modes import WITH_DROPOUT
 from harness.training.probe.runner import Run
+from harness.training.probe.session import Session
 from harness.training.probe.where.digests import Recorded
 from harness.training.probe.where.modules import Evidence, distances, first_place, unlike_factors
-from harness.training.probe.where.place import CLIPPING, LOSS, Place, of_stage, undetermined
-from harness.training.probe.where.stages import (
-    after_backward,
-    clips_too_often,
-    has_parts,
-    stage_of_gradients,
-    stage_of_relation,
-)
+from harness.training.probe.where.place import Place, Stage, of_stage, undetermined
 
-Start = Callable[[Layout], Future[Run]]
+OF_RELATION = {
+    "weights": Stage.WEIGHTS,
+    "optimizer": Stage.CHECKPOINT,
+    "average": Stage.CHECKPOINT,
+    "samples": Stage.LOADER,
+    "steps": Stage.LOADER,
+    "order of samples": Stage.LOADER,
+    "stale gradients": Stage.ACCUMULATION,
+    "clipped gradient": Stage.CLIPPING,
+    "learning rate": Stage.SCHEDULE,
+    "schedule": Stage.SCHEDULE,
+    "update": Stage.OPTIMIZER,
+    "optimizer's parameters": Stage.OPTIMIZER,
+    "evaluation": Stage.EVALUATION,
+    "checkpoint": Stage.CHECKPOINT,
+}
+"""The stages of relations that have one."""
+
+FACTOR = 1e-3
+"""The part of a gradient in other directions that a factor may leave."""
 
 
-def locate(
-    comparison: Compared, settings: Settings, of_reference: Start, of_layout: Start
-) -> Place:
+def locate(comparison: Compared, session: Session) -> Place:
     """The place where a layout with a broken relation parts from the reference. A wrong gradient
     needs three more runs, up to the wrong step."""
-    if (place := stage_of_relation(comparison)) is not None:
-        return place
-    moment, name = comparison.moment, comparison.layout.name
-    if moment is None and comparison.layout.kind == COMPILE:
-        return undetermined(name, "probe does not look into compiled code")
+    place = _stage_of_relation(comparison) or _place_of_gradient(comparison, session)
+    return replace(place, layout=comparison.layout.name)
+
+
+def _place_of_gradient(comparison: Compared, session: Session) -> Place:
+    moment, kind = comparison.moment, comparison.layout.kind
+    if moment is None and kind == COMPILE:
+        return undetermined("probe does not look into compiled code")
     if moment is None:
-        return undetermined(name, "no step of it was compared")
-    if clips_too_often(moment):
-        return of_stage(name, CLIPPING, ": a step clips them more often than in the reference")
-    runs = _record(comparison, moment, settings, of_reference, of_layout)
-    by_rank = comparison.layout.kind == RANKS_RESUME
+        return undetermined("no step of it was compared")
+    if max(len(one["clips"]) for one in moment.ranks) > len(moment.expected["clips"]):
+        return of_stage(Stage.CLIPPING, ": a step clips them more often than in the reference")
+    by_rank = kind == RANKS_RESUME
+    runs = _watched(moment, session, by_rank)
     if any(run.failure for run in runs):
-        return _by_stage(moment, name, by_rank, "the model could not be watched")
-    base, perturbed, layout = (Recorded(run, settings.same_rows) for run in runs)
-    coarser = _coarser(moment) if comparison.layout.kind == AGAINST else 0.0
-    evidence = Evidence(name, layout, base, perturbed, _off(moment), coarser)
-    if (place := first_place(evidence)) is not None:
-        return place
-    place = _by_factor(evidence, moment, by_rank) or _by_stage(
-        moment, name, by_rank, "every module agrees with the reference"
-    )
-    return replace(place, layout=name, distances=tuple(distances(evidence)))
+        why = "the model could not be watched"
+        return undetermined(why) if by_rank else stage_of_gradients(moment)
+    base, perturbed, recorded = (Recorded(run, session.settings.same_rows) for run in runs)
+    # The types of another environment may have fewer bits.
+    coarsest = max(one["coarse"] for one in moment.ranks)
+    is_coarser = kind == AGAINST and coarsest > moment.expected["coarse"]
+    evidence = Evidence(recorded, base, perturbed, _off(moment), coarsest if is_coarser else 0.0)
+    place = first_place(evidence) or _by_factor(evidence, moment, by_rank)
+    if place is None and by_rank:
+        place = undetermined("every module agrees with the reference")
+    return replace(place or stage_of_gradients(moment), distances=tuple(distances(evidence)))
 
 
-def _record(
-    comparison: Compared, moment: Moment, settings: Settings, of_reference: Start, of_layout: Start
-) -> list[Run]:
+def _stage_of_relation(comparison: Compared) -> Place | None:
+    """The stage of the first broken relation; None for a gradient, which may be wrong in many. A
+    loss alone harms nothing, so what follows it counts."""
+    resumed = comparison.layout.resumed
+    faults = [one for one in comparison.broken if one.relation != "loss"] or comparison.broken
+    relation, text = faults[0].relation, faults[0].text
+    if relation == "gradient":
+        return None
+    if relation == BETWEEN:
+        text = "the weights between two steps, which something else than the optimizer changes"
+        return Place(Stage.WEIGHTS, text)
+    if relation == WITH_DROPOUT:
+        return Place(Stage.BACKWARD, "the backward of what draws random numbers, such as dropout")
+    stage, remark = OF_RELATION.get(relation), ""
+    if stage is None:
+        return undetermined(f"nothing is known about the stage of: {relation}")
+    if relation == "weights" and resumed:
+        stage = Stage.CHECKPOINT
+    elif relation == "samples" and text.startswith("a step came after"):
+        stage, remark = Stage.ACCUMULATION, ", which ends too early"
+    elif stage == Stage.ACCUMULATION:
+        remark = ": those of the step before are not cleared"
+    elif stage == Stage.OPTIMIZER:
+        moment = comparison.moment
+        clips = moment is not None and moment.ranks[0].get("clipping")
+        remark = ", which clips the gradients, too" if clips else ""
+    elif stage in (Stage.LOADER, Stage.SCHEDULE) and resumed:
+        remark = ", after the resume"
+    return of_stage(stage, remark)
+
+
+def _watched(moment: Moment, session: Session, by_rank: bool) -> list[Run]:
     """The reference, the same moved by rounding, and the layout, each up to the wrong step."""
-    actual = moment.layout
-    is_by_rank = comparison.layout.kind == RANKS_RESUME
-    base = without_a_stop(settings) if is_by_rank else reference(settings)
-    base = replace(
-        base,
-        name=f"{base.name}, watched",
-        steps=moment.number + 1,
-        one_order=actual.one_order,
-        epoch=False,
-        relations=(),
-        places=True,
+    base = (without_a_stop if by_rank else reference)(session.settings)
+    base, layout = (
+        replace(
+            each,
+            name=f"{each.name}, watched",
+            steps=moment.number + 1 - each.first,
+            epoch=False,
+            relations=(),
+            places=True,
+        )
+        for each in (replace(base, one_order=moment.layout.one_order), moment.layout)
     )
-    shifted_layout = replace(base, name=f"{base.name}, moved by rounding", perturb=SEEDS[0])
-    watched = replace(
-        actual,
-        name=f"{actual.name}, watched",
-        steps=moment.number + 1 - actual.first,
-        epoch=False,
-        places=True,
-    )
-    starts = [of_reference(base), of_reference(shifted_layout), of_layout(watched)]
-    return [start.result() for start in starts]
+    rounded = replace(base, name=f"{base.name}, moved by rounding", perturb=SEEDS[0])
+    session.start(base, rounded, layout)
+    return [session.run(each) for each in (base, rounded, layout)]
 
 
 def _off(moment: Moment) -> float:
@@ -106,19 +147,11 @@ def _off(moment: Moment) -> float:
     return max(off) / size if size else 1.0
 
 
-def _coarser(moment: Moment) -> float:
-    """One ulp of 1 in the coarsest type of what modules return; 0 if the reference has it, too."""
-    coarsest = max(one["coarse"] for one in moment.ranks)
-    expected: float = moment.expected["coarse"]
-    return coarsest if coarsest > expected else 0.0
-
-
 def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | None:
     """The loss, if its factors explain the gradient; what follows, if they are right; None if they
     are not known."""
-    name = evidence.layout
     if unlike_factors(evidence):
-        return of_stage(name, LOSS, ": the micro-batches have unlike factors")
+        return of_stage(Stage.LOSS, ": the micro-batches have unlike factors")
     factors = [*(evidence.factors or {}).values()]
     if not factors or by_rank:
         return None
@@ -126,21 +159,60 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
     mean = sum(factors) / len(factors) / ranks
     is_right = near(mean, 1.0, within=NEAR)
     if not is_right:
-        quantity = moment.gradient_quantity
-        part = compare.share(moment.ranks[0][quantity], moment.owned(0, moment.expected[quantity]))
+        part = compare.share(*moment.pair(0, moment.gradient_quantity))
         if part.is_factor and near(part.ratio, mean, share=NEAR):
-            return of_stage(name, LOSS)
+            return of_stage(Stage.LOSS)
         is_sum = near(mean * ranks, 1.0, within=NEAR)
         late = moment.ranks[0].get("stage") is not None and near(mean, moment.layout.k, share=NEAR)
         if not (is_sum or late):
             return None
     if moment.reference.steps[0].get("unlike"):
-        return undetermined(name, "a module depends by design on how rows are divided")
-    among_ranks = moment.layout.rank_factor > 1
-    if is_right and among_ranks and (moment.same_rows or has_parts(moment)):
+        return undetermined("a module depends by design on how rows are divided")
+    has_parts = all(any(one["parts"]) for one in moment.ranks)
+    if is_right and moment.layout.rank_factor > 1 and (moment.same_rows or has_parts):
         return stage_of_gradients(moment)
-    return after_backward(moment, name)
+    return _after_backward(moment)
 
 
-def _by_stage(moment: Moment, name: str, by_rank: bool, why: str) -> Place:
-    return undetermined(name, why) if by_rank else replace(stage_of_gradients(moment), layout=name)
+def stage_of_gradients(moment: Moment) -> Place:
+    """The stage in which a gradient becomes wrong, by those of the micro-batches."""
+    quantity = moment.gradient_quantity
+    expected = moment.expected[quantity]
+    if moment.same_rows and moment.layout.world > 1:
+        return undetermined("the ranks have parts of the model, not of the rows")
+    if not all(any(one["parts"]) for one in moment.ranks):
+        return undetermined("the gradients of single micro-batches are not known")
+    parts = [part for one in moment.ranks for part in one["parts"]]
+    mean = {
+        n: sum((part[n] for part in parts if n in part), tensor * 0) / len(moment.ranks)
+        for n, tensor in expected.items()
+    }
+    if not compare.astray(mean, expected, moment.spread(quantity)):
+        return _after_backward(moment)
+    part = compare.share(mean, expected)
+    reduced = compare.share(moment.ranks[0][quantity], expected)
+    if part.is_factor and part.aside < FACTOR:
+        summed = near(part.ratio * moment.layout.rank_factor, 1.0, within=NEAR)
+        if summed and not near(reduced.ratio, part.ratio, share=NEAR):
+            return _after_backward(moment)  # the ranks' gradients are to be summed
+        return of_stage(Stage.LOSS)
+    weights = weights_in(moment, expected)
+    if weights and not are_level(weights.values()):
+        return of_stage(Stage.LOSS, ": the micro-batches have unlike weights")
+    return undetermined("each micro-batch has another gradient than in the reference")
+
+
+def _after_backward(moment: Moment) -> Place:
+    """The stage between the backward and the step, if every micro-batch's gradient is right."""
+    if moment.layout.rank_factor == 1:
+        return of_stage(Stage.ACCUMULATION)
+    if moment.layout.k == 1:
+        return of_stage(Stage.REDUCTION)
+    weights = weights_in(moment, moment.ranks[0][moment.gradient_quantity])
+    by_rank = ([w for (r, _), w in weights.items() if r == n] for n in range(len(moment.ranks)))
+    several = [each for each in by_rank if len(each) > 1]
+    if several and all(map(are_level, several)):
+        return of_stage(Stage.REDUCTION)
+    if several:
+        return of_stage(Stage.ACCUMULATION, ", or their reduction over the ranks")
+    return of_stage(Stage.REDUCTION, ", or the accumulation before it")

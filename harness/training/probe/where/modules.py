@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.rank import compare
 from harness.rank.compare import SAFE, Named
-from harness.training.probe.compare.mistakes import NEAR
+from harness.training.probe.compare.faults import NEAR
 from harness.training.probe.where.digests import (
     WHOLE,
     Factors,
@@ -22,15 +22,7 @@ from harness.training.probe.where.digests import (
     is_comparable,
     unsure,
 )
-from harness.training.probe.where.place import (
-    BACKWARD,
-    FORWARD,
-    LOSS,
-    Distance,
-    Place,
-    of_stage,
-    undetermined,
-)
+from harness.training.probe.where.place import Distance, Place, Stage, of_stage, undetermined
 
 MATERIAL = 0.01
 """What is off by less than this part of what the gradient is off by is not its cause."""
@@ -45,7 +37,6 @@ OF_TORCH = os.path.join("torch", "nn", "modules") + os.sep
 class Evidence:
     """A step of a layout and of the reference, with what their modules did."""
 
-    layout: str
     recorded: Recorded
     reference: Recorded
     perturbed: Recorded
@@ -108,18 +99,13 @@ def first_place(evidence: Evidence) -> Place | None:
     for gradient in (False, True):
         if gradient and evidence.factors is None:
             return None
-        if gradient and _is_shapeless(evidence):
-            return of_stage(evidence.layout, LOSS, ": its gradient has another direction")
+        first = evidence.first_gradient
+        if gradient and first is not None and evidence.is_wrong(first):  # no multiple of it
+            return of_stage(Stage.LOSS, ": its gradient has another direction")
         wrong_keys = (k for k in evidence.recorded.in_order(gradient) if evidence.is_wrong(k))
         if (key := next(wrong_keys, None)) is not None:
             return _place(evidence, key)
     return _of_parameters(evidence)
-
-
-def _is_shapeless(evidence: Evidence) -> bool:
-    """Whether the gradient that the loss gives is no multiple of the reference's."""
-    key = evidence.first_gradient
-    return key is not None and evidence.is_wrong(key)
 
 
 def unlike_factors(evidence: Evidence) -> bool:
@@ -138,22 +124,22 @@ def _place(evidence: Evidence, key: Key) -> Place:
     name = key.module, key.often
     from_itself = key.is_input == key.gradient
     if from_itself and not _blind(evidence, key):
-        return _named(evidence, name, BACKWARD if key.gradient else FORWARD)
+        return _named(evidence, name, Stage.BACKWARD if key.gradient else Stage.FORWARD)
     parent = evidence.recorded.parents[name]
-    direction = BACKWARD if key.gradient else FORWARD
+    direction = Stage.BACKWARD if key.gradient else Stage.FORWARD
     call = evidence.recorded.calls[name]
     if key.gradient and not from_itself and _is_of_loss(evidence, key):
-        text = f": what it does with an output of {_called(*_title(call))}"
-        return of_stage(evidence.layout, LOSS, text)
+        text = f": what it does with an output of {_called(call)}"
+        return of_stage(Stage.LOSS, text)
     if key.gradient and not from_itself and evidence.is_from_another_rank(key):
-        text = f"{direction}, between two ranks: the gradient that {_called(*_title(call))} gets"
-        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+        text = f"{direction}, between two ranks: the gradient that {_called(call)} gets"
+        return Place(direction, text)
     if parent is None and not key.gradient and evidence.recorded.same_rows:
         # What a stage of a pipeline is given comes from another rank.
-        return undetermined(evidence.layout, "the ranks have parts of the model, not of the rows")
+        return undetermined("the ranks have parts of the model, not of the rows")
     if parent is None:
-        text = f"{direction}, outside of the modules, at the call of {_called(*_title(call))}"
-        return Place(evidence.layout, direction, text, distances=tuple(distances(evidence)))
+        text = f"{direction}, outside of the modules, at the call of {_called(call)}"
+        return Place(direction, text)
     side = "after" if key.gradient and not key.is_input else "before"
     title = call["name"].removeprefix(f"{parent[0]}.") or call["kind"]
     how = "" if from_itself else f", {side} it {'called' if side == 'after' else 'calls'} {title}"
@@ -187,7 +173,7 @@ def _blind(evidence: Evidence, key: Key) -> bool:
 
 
 def _named(
-    evidence: Evidence, name: tuple[str, int], direction: str, how: str = "", line: int = 0
+    evidence: Evidence, name: tuple[str, int], direction: Stage, how: str = "", line: int = 0
 ) -> Place:
     """A module as a place, with the line of its forward, or that of its call."""
     call = evidence.recorded.calls[name]
@@ -197,41 +183,29 @@ def _named(
         file, line_of_parent = evidence.recorded.calls[parent]["source"]
         own_line, line = evidence.recorded.calls[name]["line"] or line_of_parent, 0
         name, parent = parent, evidence.recorded.parents[parent]
-    title, kind = _title(call)
-    at = _source(file, line or own_line) if file and OF_TORCH not in file else ""
+    at, line = "", line or own_line
+    if file and OF_TORCH not in file:  # in a package, by its path in site-packages
+        short = file.rpartition(SITE)[2] if SITE in file else Path(file).name
+        at = f"{short}:{line}" if line else short
     again = ", computed again for the backward," if call["again"] else ""
-    text = f"{direction}{again} of {_called(title, kind, at)}{how}"
-    return Place(
-        evidence.layout,
-        direction,
-        text,
-        call["name"],
-        kind,
-        file if at else "",
-        (line or own_line) if at else 0,
-        tuple(distances(evidence)),
-    )
+    text = f"{direction}{again} of {_called(call, at)}{how}"
+    return Place(direction, text, call["name"], call["kind"], file if at else "", line if at else 0)
 
 
-def _title(call: Mapping[str, str]) -> tuple[str, str]:
-    return call["name"], call["kind"]
-
-
-def _called(title: str, kind: str, at: str = "") -> str:
-    remark = ", ".join(filter(None, (kind if title else "", at)))
-    return f"{title or kind} ({remark})" if remark else title or kind
-
-
-def _source(file: str, line: int) -> str:
-    """A line of a file: of a package by its path in site-packages, otherwise by its name."""
-    short = file.rpartition(SITE)[2] if SITE in file else Path(file).name
-    return f"{short}:{line}" if line else short
+def _called(call: Mapping[str, str], at: str = "") -> str:
+    """The name of a module that was called, with its class and a line."""
+    remark = ", ".join(filter(None, (call["name"] and call["kind"], at)))
+    title = call["name"] or call["kind"]
+    return f"{title} ({remark})" if remark else title
 
 
 def _of_parameters(evidence: Evidence) -> Place | None:
     """The module whose parameters get another gradient, though its inputs get the right one."""
     whole = _gradients(evidence.reference, {})
-    shards = _shards(evidence.recorded, whole)
+    parts = [part for steps in evidence.recorded.run.ranks for part in steps[-1]["parts"]]
+    shards = {  # of which a rank has only a part, as under tensor parallelism
+        n for part in parts for n, g in part.items() if n in whole and g.shape != whole[n].shape
+    }
     expected = {name: gradient for name, gradient in whole.items() if name not in shards}
     if not expected or evidence.factors is None:
         return None
@@ -245,9 +219,13 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     ]
     if not off or 2 * len(off) > len(expected):
         return None
-    if not _wrong_in_the_end(evidence).keys() & set(off):  # as a temperature that is returned
+    # What the optimizer steps with: a temperature that is returned may be right in the end.
+    ends = [one.run.ranks[0][-1]["grad"] for one in (evidence.recorded, evidence.reference)]
+    end = evidence.perturbed.run.ranks[0][-1]["grad"]
+    both = {name: ends[1][name] for name in ends[1] if name in ends[0]}
+    if not compare.astray(ends[0], both, compare.spread([end], both)).keys() & set(off):
         text = f": it scales the gradients of the others, and not that of {off[0]}"
-        return of_stage(evidence.layout, LOSS, text)
+        return of_stage(Stage.LOSS, text)
     order = [key.module for key in evidence.recorded.in_order(gradient=True)]
     owners = {_owner(evidence, name): name for name in reversed(off)}
     placed = sorted(owners, key=lambda name: order.index(name) if name in order else sys.maxsize)
@@ -256,17 +234,7 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     parameter = owners[placed[0]].removeprefix(placed[0]).removeprefix(".")
     number = next(often for name, often in evidence.recorded.calls if name == placed[0])
     how = f": the gradient of {parameter}"
-    return _named(evidence, (placed[0], number), BACKWARD, how)
-
-
-def _wrong_in_the_end(evidence: Evidence) -> dict[str, float]:
-    """The parameters with which the optimizer would step otherwise than in the reference."""
-    recorded, reference, perturbed = (
-        one.run.ranks[0][-1]["grad"]
-        for one in (evidence.recorded, evidence.reference, evidence.perturbed)
-    )
-    both = {name: reference[name] for name in reference if name in recorded}
-    return compare.astray(recorded, both, compare.spread([perturbed], both))
+    return _named(evidence, (placed[0], number), Stage.BACKWARD, how)
 
 
 def _owner(evidence: Evidence, parameter: str) -> str:
@@ -275,14 +243,6 @@ def _owner(evidence: Evidence, parameter: str) -> str:
     parts = parameter.split(".")
     ends = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
     return next((name for name in ends if name in names), "")
-
-
-def _shards(recorded: Recorded, whole: Named) -> set[str]:
-    """The parameters of which a rank has only a part, as under tensor parallelism."""
-    parts = [part for steps in recorded.run.ranks for part in steps[-1]["parts"]]
-    return {
-        n for part in parts for n, g in part.items() if n in whole and g.shape != whole[n].shape
-    }
 
 
 def _gradients(recorded: Recorded, factors: Factors, shards: Collection[str] = ()) -> Named:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-WEIGHTS, LOADER, LOSS = "weights", "loader", "loss"
-FORWARD, BACKWARD = "forward", "backward"
-ACCUMULATION, REDUCTION, CLIPPING = "accumulation", "reduction", "clipping"
-OPTIMIZER, SCHEDULE, CHECKPOINT, EVALUATION = "optimizer", "schedule", "checkpoint", "evaluation"
+from harness.system.text import StrEnum
+
+
+class Stage(StrEnum):
+    """A part of a step, or of a run, in which a layout may part from the reference."""
+
+    WEIGHTS = "weights"
+    LOADER = "loader"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    ACCUMULATION = "accumulation"
+    REDUCTION = "reduction"
+    CLIPPING = "clipping"
+    OPTIMIZER = "optimizer"
+    SCHEDULE = "schedule"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+
 
 SENTENCES = {
-    WEIGHTS: "the weights that the ranks begin with",
-    LOADER: "the loader, or its sampler",
-    LOSS: "the loss, or the factor that it has before the backward",
-    ACCUMULATION: "the accumulation of the micro-batches' gradients",
-    REDUCTION: "the reduction of the gradients over the ranks",
-    CLIPPING: "the clipping of the gradients",
-    OPTIMIZER: "the step of the optimizer",
-    SCHEDULE: "the schedule of the learning rate",
-    CHECKPOINT: "the checkpoint: what is saved, or what is loaded",
-    EVALUATION: "the evaluation",
+    Stage.WEIGHTS: "the weights that the ranks begin with",
+    Stage.LOADER: "the loader, or its sampler",
+    Stage.LOSS: "the loss, or the factor that it has before the backward",
+    Stage.ACCUMULATION: "the accumulation of the micro-batches' gradients",
+    Stage.REDUCTION: "the reduction of the gradients over the ranks",
+    Stage.CLIPPING: "the clipping of the gradients",
+    Stage.OPTIMIZER: "the step of the optimizer",
+    Stage.SCHEDULE: "the schedule of the learning rate",
+    Stage.CHECKPOINT: "the checkpoint: what is saved, or what is loaded",
+    Stage.EVALUATION: "the evaluation",
 }
 """What a report says of a stage."""
 
@@ -29,15 +44,15 @@ SENTENCES = {
 class Distance:
     """How far a module of the layout is from the reference, as a part of the reference's size."""
 
-    module: str
-    """Its name in the model; empty for the model itself."""
+    name: str
+    """In the model; empty for the model itself."""
     kind: str
     """Its class."""
     forward: float | None = None
     """Of its output; None if it could not be compared."""
     backward: float | None = None
     """Of the gradient of its input."""
-    unsure: float = 0.0
+    rounding: float = 0.0
     """The distance that rounding may make."""
 
 
@@ -45,16 +60,16 @@ class Distance:
 class Place:
     """The first place where a layout parts from the reference."""
 
-    layout: str
-    """The name of the layout."""
-    stage: str = ""
-    """FORWARD, BACKWARD, or another stage; empty if it is not determined."""
+    stage: Stage | None = None
+    """None if it is not determined."""
     text: str = ""
     """The place in words; without one, why it is not determined."""
     module: str = ""
     kind: str = ""
     file: str = ""
     line: int = 0
+    layout: str = ""
+    """The name of the layout."""
     distances: tuple[Distance, ...] = field(default=())
     """Of the modules, in the order of their calls."""
 
@@ -63,33 +78,24 @@ class Place:
         return self.text if self.stage else f"not determined, because {self.text}"
 
 
-def of_stage(layout: str, stage: str, remark: str = "") -> Place:
+def of_stage(stage: Stage, remark: str = "") -> Place:
     """A stage as a place. ``remark`` follows its name."""
-    return Place(layout, stage, SENTENCES[stage] + remark)
+    return Place(stage, SENTENCES[stage] + remark)
 
 
-def undetermined(layout: str, why: str) -> Place:
-    return Place(layout, text=why)
+def undetermined(why: str) -> Place:
+    return Place(text=why)
 
 
 def as_json(place: Place) -> dict[str, Any]:
     """A place for programs."""
     return {
         "layout": place.layout,
-        "stage": place.stage or None,
+        "stage": place.stage and place.stage.value,
         "text": place.sentence,
         "module": place.module if place.kind else None,
         "kind": place.kind or None,
         "file": place.file or None,
         "line": place.line or None,
-        "modules": [
-            {
-                "name": one.module,
-                "kind": one.kind,
-                "forward": one.forward,
-                "backward": one.backward,
-                "rounding": one.unsure,
-            }
-            for one in place.distances
-        ],
+        "modules": [asdict(distance) for distance in place.distances],
     }
