@@ -14,7 +14,7 @@ from rich.table import Table
 from harness.bugs.api.spec import BUGGY, FIXED, Outcome, Verdict
 from harness.bugs.results import Result, RunResult
 from harness.system.terminal import table
-from harness.system.text import count
+from harness.system.text import count, several
 
 COLOURS = {
     Verdict.REPRODUCED: "green",
@@ -95,14 +95,8 @@ def first_seen(result: Result) -> str:
     if finding.magnitude is not None:
         parts.append(f"off by up to {finding.magnitude:.4g} {finding.unit}".rstrip())
     if finding.parameters:
-        parts.append(_some(finding.parameters))
+        parts.append(several(finding.parameters))
     return "first seen: " + "; ".join(parts) if parts else ""
-
-
-def _some(names: tuple[str, ...]) -> str:
-    most = 3
-    suffix = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + suffix
 
 
 def print_verdict(console: Console, result: RunResult, seconds: float, folder: Path) -> None:

@@ -286,6 +286,7 @@ def test_an_environment_that_trains_otherwise_is_told(
         assert line in text
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("change", "code", "line"),
@@ -391,6 +392,7 @@ def test_what_is_saved_after_the_last_step_is_compared(
     assert "schedule" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_defaults_that_an_environment_changes_are_named(against: Against) -> None:
     _, text = against("defaults", DEFAULTS)

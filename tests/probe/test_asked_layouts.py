@@ -25,6 +25,7 @@ def test_another_seed_must_give_another_order(
     assert first_broken(answers) == broken
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("bug", "relation"),
@@ -49,6 +50,7 @@ def test_a_layout_that_needs_arguments_is_refused_without_them() -> None:
         Settings(ranks=3, reference_ranks=2, k=2)
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize("bug", ["", "summed over ranks"])
 def test_a_script_that_needs_two_ranks_is_compared_with_two(probing: Probing, bug: str) -> None:

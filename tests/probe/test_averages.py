@@ -81,6 +81,7 @@ for step in range(start, 6):
 GIVEN = "--batch-size {rows}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "AveragedModel", "dictionary", "list"])
 @pytest.mark.parametrize("lost", ["nothing", "average", "count"])
 def test_an_average_that_a_resume_loses_is_found(probing: Probing, kind: str, lost: str) -> None:
@@ -92,6 +93,7 @@ def test_an_average_that_a_resume_loses_is_found(probing: Probing, kind: str, lo
     assert lost == "nothing" or "an average of the weights is another one" in headline(answers)
 
 
+@pytest.mark.slow
 def test_an_average_on_several_ranks_is_compared_rank_by_rank(probing: Probing) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS_RESUME,))
     for lost, broken in (("nothing", {}), ("count", {RANKS_RESUME: ("average", "")})):
@@ -100,6 +102,7 @@ def test_an_average_on_several_ranks_is_compared_rank_by_rank(probing: Probing) 
         assert first_broken(answers) == broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "names"), [("module", ["Sequential"]), ("''", [])])
 def test_an_average_is_not_tested_without_a_resume(
     probing: Probing, kind: str, names: list[str]

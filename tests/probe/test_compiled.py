@@ -125,6 +125,7 @@ sys.exit("torch._inductor.compile_fx" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_torch_for_gpus_is_not_warmed_up() -> None:
     """Its compiler starts a thread of the driver: the server could not fork, and each rank would
     warm up by itself, for a minute."""

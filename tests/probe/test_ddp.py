@@ -112,6 +112,7 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
     assert exit_code(answers) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "micro_batches"), [("", "1 micro-batch,"), ("--accum 3", "3 micro-batches,")]
 )
@@ -198,6 +199,7 @@ def test_a_resume_after_the_end_of_the_data_gives_no_answer(probing: Probing) ->
     assert exit_code(answers) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "relation", "step"),
     [
@@ -232,6 +234,7 @@ def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(probing: Probin
     assert first_broken(answers) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "settings", "text"),
     [
@@ -259,6 +262,7 @@ def test_a_mistake_is_called_what_it_is(
     assert comparison.broken[0].text.startswith(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     ["--clip 0.1", "--clip 0.1 --fused", pytest.param("--clip-value 1e-3", marks=pytest.mark.slow)],
@@ -305,6 +309,7 @@ optimizer.register_step_pre_hook(average)
 scaler = torch"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "options", "broken"),
     [

@@ -64,6 +64,7 @@ for step in range(5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -112,6 +112,7 @@ def test_a_loop_that_diverges_in_every_layout_is_compared_until_then(
     assert "Warning" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_updates_that_were_compared_are_not_called_untested(probing: Probing) -> None:
     """From the third step on all gradients are 0: no later update can be compared."""
@@ -127,6 +128,7 @@ def test_updates_that_were_compared_are_not_called_untested(probing: Probing) ->
 AMP = "--batch-size {rows} --accum {k} --amp float16"
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     "options",

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.launch
 GIVEN = "--batch-size {rows} --accum {k}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

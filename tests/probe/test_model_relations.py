@@ -29,6 +29,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "relation"),
     [

@@ -273,6 +273,7 @@ def test_a_report_says_why_a_mode_was_run() -> None:
     assert as_json(Answers("", [Compared(Layout("2 ranks"))]), 1.0)["layouts"][0]["why"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "name"),
     [
@@ -292,6 +293,7 @@ def test_a_recomputation_with_the_masks_of_the_forward_is_right(
     assert layout(answers, CHECKPOINTING).layout.name == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -309,6 +311,7 @@ def test_a_recomputation_that_draws_other_masks_is_found(probing: Probing, how: 
     assert answers.where.stage == "backward"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "broken"), [("", {}), (FORGETFUL, {CHECKPOINTING: (WITH_DROPOUT, "")})]
 )

@@ -73,6 +73,7 @@ START = (
 )
 
 
+@pytest.mark.slow
 def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -181,6 +182,7 @@ def in_a_new_process(folder: Path, script: str, before: str = "") -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_library_that_demands_a_gpu_goes_on_and_one_that_chooses_takes_the_cpu(
     tmp_path: Path,
 ) -> None:
@@ -215,6 +217,7 @@ def main(rows):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ for epoch in range(2):
 PAIR = re.compile(r"val_loss is ([\d.]+); the reference has ([\d.]+)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "in sequence"])
 @pytest.mark.parametrize("factor", [1.0, 1.25])
 def test_evaluations_are_those_of_the_runs_whose_steps_are_compared(
@@ -112,6 +113,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["with positions", "without positions"])
 def test_rows_that_are_packed_into_one_are_no_other_samples(probing: Probing, how: str) -> None:
     """trl 0.19 packs a micro-batch into one row, with positions only for FlashAttention."""

@@ -84,6 +84,7 @@ def probed(probing: Probing, how: str) -> Answers:
     return probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -143,6 +144,7 @@ def test_weights_that_move_where_they_should_not_or_stay_are_noted(
     assert not found or found[0].startswith(beginning)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "why"), [(STALE_ALL, STALE), (EMPTY, "were they frozen when")])
 def test_an_optimizer_that_steps_nothing_is_the_reason_for_no_answer(
     probing: Probing, how: str, why: str

@@ -26,6 +26,7 @@ def test_weights_that_all_layouts_change_are_noted(probing: Probing, options: st
     assert "by 0.01" in noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "where"),
     [("shrinks on several ranks", RANKS), ("shrinks in each micro-batch", ACCUMULATION)],

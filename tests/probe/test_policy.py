@@ -109,6 +109,7 @@ WRONG = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("loss", "noted"),

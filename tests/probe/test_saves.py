@@ -80,6 +80,7 @@ def notes(probing: Probing, how: str) -> list[str]:
     return [note for note in answers.notes if note.startswith((SAVED, EVALUATED))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

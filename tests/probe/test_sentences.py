@@ -103,6 +103,7 @@ def test_a_few_rows_that_depend_on_their_micro_batch_are_not_random(changed) -> 
     assert "at random" not in why
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-untyped-def]
     old = '        if bug == "clips each micro-batch":'
@@ -130,6 +131,7 @@ def test_a_parameter_that_hardly_counts_is_named(changed) -> None:  # type: igno
     assert fault.details[0].startswith("only 3.bias 1.003 times; 6 are right")
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(("rows", "left"), [(40, 1), (44, 2)])
 def test_a_shorter_last_step_is_divided_by_the_micro_batches_of_a_full_one(

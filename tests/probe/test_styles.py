@@ -309,6 +309,7 @@ SLOW = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [

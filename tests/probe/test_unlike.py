@@ -151,6 +151,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_gradients_that_are_only_rounding_give_no_answer(probing: Probing, tmp_path: Path) -> None:
     """With equal rows, the gradient of a contrastive loss is only rounding, in every layout."""
@@ -180,6 +181,7 @@ model.append(DeadAndFrozen())
 @dataclass"""
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(probing: Probing) -> None:
     """A dead layer has the gradient 0 in all layouts, whatever they do with gradients."""

@@ -84,6 +84,7 @@ FAULTS = {
 CHEAP = ("heads swapped", "norm sums a row")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow) for name in FAULTS],

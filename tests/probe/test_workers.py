@@ -58,6 +58,7 @@ def notes(probing: Probing, how: str) -> list[str]:
     return [note.removeprefix(WORKERS) for note in answers.notes if note.startswith(WORKERS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
