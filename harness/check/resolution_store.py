@@ -66,7 +66,7 @@ def _key(inputs: Any) -> dict[str, str]:
     """A digest of the inputs and of what else decides the answer: uv, this Python, the platform,
     and the index with its configuration. The day is not among it, so that a file of yesterday is
     overwritten."""
-    code = ("packages.toml", "resolver.py", "solver.py", "source_only.py", "uv_errors.py")
+    code = ("packages.toml", "problem.py", "resolver.py", "solver.py", "walk.py")
     files = [*map(Path(__file__).with_name, code), *filter(None, [index.uv_configuration()])]
     facts = [
         *(inputs, release_of("uv"), release_of("distributed-bugs"), dict(default_environment())),

@@ -19,6 +19,7 @@ from harness.bugs.result_file import tested_releases
 from harness.check import resolution_store, solver
 from harness.check.installed import DEPENDENCY, Installed, described
 from harness.check.needs import unknown_needs
+from harness.check.problem import other_python
 from harness.check.requirements import Requirements, exact
 from harness.check.resolution_store import Resolution
 from harness.check.solver import NoAnswer, NotResolved, Solution
@@ -116,39 +117,17 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
 
 
 def _solve(content: Requirements, our_packages: Collection[str], day: str) -> Solution:
-    """The solution of uv. If nobody understands why it has none, our packages are tried without
-    the others."""
+    """The solution of uv; if it has none, nothing but a note that says why."""
     try:
-        return solver.choose_versions(content, content.versions, our_packages, day)
+        return solver.choose_versions(content, our_packages, day)
     except NoAnswer as error:
         note = f"what packages need was not looked up, so each is looked up alone: {error}"
-        return _empty_solution(content, our_packages, note)
     except NotResolved as error:
-        contradiction = str(error)
-    our_requirements = {
-        name: specifiers for name, specifiers in content.versions.items() if name in our_packages
-    }
-    other_names = content.versions.keys() - our_requirements.keys()
-    if other_names:
-        try:
-            solution = solver.choose_versions(content, our_requirements, our_packages, day)
-            unknown = unknown_needs(other_names, our_packages, solution.versions, "was left out")
-            names = short(listed(sorted(other_names)), solver.LONGEST)
-            verb = "was" if len(other_names) == 1 else "were"
-            note = (
-                f"no releases were found that fit together, so {names} {verb} left out: "
-                f"{contradiction}"
-            )
-            unknown = {**solution.unknown, **unknown}
-            notes = [note, *solution.notes]
-            return replace(solution, unknown=unknown, notes=notes, is_whole=False)
-        except NotResolved as error:
-            contradiction = str(error)
-    note = f"no releases were found that fit together, so each is looked up alone: {contradiction}"
+        note = f"no releases were found that fit together, so each is looked up alone: {error}"
     return _empty_solution(content, our_packages, note)
 
 
 def _empty_solution(content: Requirements, our_packages: Collection[str], note: str) -> Solution:
     """The solution if uv chose no releases: what is unknown, and a note that says why."""
     unknown = unknown_needs(content.versions, our_packages, (), "could not be resolved")
-    return Solution(unknown=unknown, notes=[note], python=solver.other_python(content.python))
+    return Solution(unknown=unknown, notes=[note], python=other_python(content.python))

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from packaging.tags import platform_tags
 
-from harness.check import environment, resolver, solver
+from harness.check import environment, problem, resolver, solver
 from harness.check.installed import Installed
 from harness.releases import uv
 from harness.system.errors import UserError
@@ -253,9 +253,9 @@ def test_without_a_network_a_range_above_the_tested_releases_is_no_mistake(tmp_p
 
 
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
-    assert solver.other_python(">=3.99") == ""
-    assert solver.other_python(">=3.8") == ""
-    assert solver.other_python("<3.9,>=3.7") == "3.7"
+    assert problem.other_python(">=3.99") == ""
+    assert problem.other_python(">=3.8") == ""
+    assert problem.other_python("<3.9,>=3.7") == "3.7"
 
 
 def test_an_override_replaces_what_other_packages_need(
@@ -325,20 +325,6 @@ def test_a_timeout_is_not_a_contradiction_and_costs_no_second_try(
     assert note.endswith("so each is looked up alone: uv did not answer within 90 s")
     assert "fit together" not in note
     assert execute.call_count == 1
-
-
-def test_a_contradiction_may_contain_the_word_index(
-    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Errors with that word passed for those of a silent index."""
-    error = solver.NotResolved("tool-index 1.0 needs missing>=9")
-    solution = solver.Solution({"up": "1.0"})
-    monkeypatch.setattr(solver, "choose_versions", Mock(side_effect=[error, solution]))
-    file = tmp_path / "requirements.txt"
-    file.write_text("up\ntool-index==1.0\n")
-    stack = environment.of_files([str(file)], ["up"])
-    assert stack.packages["up"].version == "1.0"
-    assert stack.notes[0].startswith("no releases were found that fit together, so tool-index was")
 
 
 @pytest.mark.parametrize("line", ["./-e evil", "./two words", "../.."])
