@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from harness.bugs import pins
 from harness.check import needs
+from harness.check.contradictions import exact_versions
 from harness.check.installed import public_build
 from harness.check.requirements import Requirements
 from harness.check.synonyms import NAMES
@@ -128,7 +129,8 @@ def _published(specifiers: SpecifierSet, *, is_development: bool) -> SpecifierSe
     index of the builds need not respond, and all need the same. Instead of a development version,
     the release that it became."""
     parts = []
-    for specifier in specifiers:
+    exact = [one for one in specifiers if one.version in exact_versions(SpecifierSet(str(one)))]
+    for specifier in exact or specifiers:  # uv takes what was yanked only if nothing else is said
         version = public_build(specifier.version)
         if is_development and is_development_version(specifier):
             version = Version(version).base_version
