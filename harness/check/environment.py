@@ -26,6 +26,7 @@ from harness.check.installed import (
     LEFT_OUT,
     Installed,
     Listed,
+    Unknown,
     chosen,
     described,
     merged,
@@ -140,9 +141,7 @@ def _installed(
 ) -> Installed:
     """A package from what ``distributions.packages`` says about it."""
     if len(versions) > 1:
-        return Installed(
-            "", f"its folder has the metadata of {' and '.join(filter(None, versions))}"
-        )
+        return Unknown(f"its folder has the metadata of {' and '.join(filter(None, versions))}")
     if direct_url:
         return recorded(name, versions[0], direct_url)
     return described(versions[0], EDITABLE if source else "")
@@ -209,9 +208,9 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
 def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
     """A line for each package of which nobody knows the release, as it is not from an index."""
     return [
-        f"not known: which release of {name} this is: {package.origin}"
+        f"not known: which release of {name} this is: {package.because}"
         for name, package in packages.items()
-        if package.origin and package.origin != LEFT_OUT and not package.candidates
+        if isinstance(package, Unknown) and package.because != LEFT_OUT
     ]
 
 

@@ -13,11 +13,10 @@ tables nor conda's. So it gets the names and the versions that ``requirements`` 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from harness.bugs.result_file import tested_releases
 from harness.check import resolution_store, solver
-from harness.check.installed import DEPENDENCY, Installed, described
+from harness.check.installed import DEPENDENCY, Exact, Installed, NewestOf, Unknown, described
 from harness.check.needs import unknown_needs
 from harness.check.problem import other_python
 from harness.check.requirements import Requirements, exact
@@ -58,18 +57,19 @@ def _resolution(
 ) -> Resolution:
     """uv's solution as a Resolution. A package that a file names and that the solution lacks gets
     the newest release that is allowed."""
-    packages = {name: Installed("", why) for name, why in solution.unknown.items()}
+    packages: dict[str, Installed] = {name: Unknown(why) for name, why in solution.unknown.items()}
     notes, is_repeatable = list(solution.notes), solution.is_whole and not content.links
     for name in our_packages:
         if exact(name, content):
             packages.pop(name, None)
         elif name in solution.contested:
-            packages[name] = Installed("", solution.contested[name])
+            packages[name] = Unknown(solution.contested[name])
         elif name in solution.versions:
             specifiers = content.versions.get(name)
             newest_of = DEPENDENCY if specifiers is None else f"{name}{specifiers}"
             release = described(solution.versions[name])
-            packages[name] = replace(release, newest_of=newest_of)
+            is_release = isinstance(release, Exact)
+            packages[name] = NewestOf(release.version, newest_of) if is_release else release
         elif name in content.versions:
             packages[name], note = newest(name, content, day)
             notes += [note] if note else []
@@ -103,17 +103,17 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
     except Fault as fault:
         candidates = list(tested_releases(name))
         if not any(specifiers.filter(candidates)):
-            return Installed("", str(fault)), ""
+            return Unknown(str(fault)), ""
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
     if not candidates:
-        return Installed("", f"the index has no release of it for this Python{until}"), ""
+        return Unknown(f"the index has no release of it for this Python{until}"), ""
     allowed_versions = list(specifiers.filter(candidates))
     if not allowed_versions:
         requirement = short(f"{name}{specifiers}", 200)
         raise UserError(
             f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
         )
-    return Installed(allowed_versions[-1], newest_of=f"{name}{specifiers}"), note
+    return NewestOf(allowed_versions[-1], f"{name}{specifiers}"), note
 
 
 def _solve(content: Requirements, our_packages: Collection[str], day: str) -> Solution:
