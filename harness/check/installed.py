@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.direct_url import DirectUrl, DirectUrlValidationError
 from packaging.utils import (
     InvalidName,
     canonicalize_name,
@@ -343,22 +344,20 @@ def _archive(file: str) -> tuple[str, str]:
 def recorded(name: str, version: str, direct_url: str) -> Installed:
     """An installed package with a ``direct_url.json``; releases of an index have none."""
     try:
-        content = json.loads(direct_url)
-        address = str(content["url"])
-        if vcs := content.get("vcs_info"):
-            if vcs["vcs"] == "git":
-                revision = str(vcs.get("requested_revision") or "")
-                return from_git(name, address, revision, version)
-            return described(version, f"installed from {vcs['vcs']}")
-        if content.get("dir_info", {}).get("editable"):
-            return described(version, EDITABLE)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        content = DirectUrl.from_dict(json.loads(direct_url))
+    except (DirectUrlValidationError, ValueError, AttributeError, RecursionError):
         return described(version, "its direct_url.json cannot be read")
-    if CONDA.search(address):
+    if vcs := content.vcs_info:
+        if vcs.vcs == "git":
+            return from_git(name, content.url, vcs.requested_revision or "", version)
+        return described(version, f"installed from {vcs.vcs}")
+    if content.dir_info and content.dir_info.editable:
+        return described(version, EDITABLE)
+    if CONDA.search(content.url):
         return described(version)
-    if not address.startswith("file:"):
+    if not content.url.startswith("file:"):
         return described(version, WEB)
-    return described(version, FILE if "archive_info" in content else FOLDER)
+    return described(version, FILE if content.archive_info else FOLDER)
 
 
 DEPENDENCY = "the other packages"
