@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urljoin
 from zipfile import BadZipFile, ZipFile
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, platform_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -132,9 +132,9 @@ def _fits(tag: Tag, minor: int) -> bool:
     if not version:
         return False
     lowest = int(version[1] or 0)
-    is_exact = tag.interpreter.startswith("cp") and tag.abi not in ("abi3", "none")
+    is_exact = tag.interpreter.startswith("cp") and tag.abi != "abi3"
     return (
-        minor == lowest and tag.abi in (f"cp3{minor}", f"cp3{minor}m")
+        minor == lowest and tag.abi in (f"cp3{minor}", f"cp3{minor}m", "none")
         if is_exact
         else minor >= lowest
     )
@@ -446,12 +446,21 @@ def _needs(wheel: str) -> tuple[Requirement, ...] | None:
         response = _client(None).s.get(f"{wheel}.metadata", timeout=PATIENCE)
         text = response.text if response.ok else _metadata_inside(wheel)
         lines = HeaderParser().parsestr(text).get_all("Requires-Dist", [])
-        requirements = tuple(map(Requirement, lines))
     except (RequestException, OSError, ValueError, BadZipFile):
         return None
+    requirements = tuple(filter(None, map(_requirement, lines)))
     for requirement in requirements:
         requirement.name = canonicalize_name(requirement.name)
     return requirements
+
+
+def _requirement(line: str) -> Requirement | None:
+    """A requirement of a release; None for one that no installer understands. Those of old releases
+    were not checked: ``>=1.7.*`` counts as ``>=1.7``."""
+    for text in (line, re.sub(r"([<>]=?\s*[\w.]+?)\.\*", r"\1", line)):
+        with suppress(InvalidRequirement):
+            return Requirement(text)
+    return None
 
 
 def _metadata_inside(wheel: str) -> str:
