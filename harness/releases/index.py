@@ -467,7 +467,8 @@ def _metadata_inside(wheel: str) -> str:
     """The metadata in a wheel, of which only the parts with them are read: an index may not have
     them beside it."""
     with BufferedReader(_RemoteFile(wheel), PART) as file, ZipFile(file) as archive:
-        names = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        pattern = re.compile(r"[^/]+\.dist-info/METADATA")  # and not of a copy inside
+        names = filter(pattern.fullmatch, archive.namelist())
         return archive.read(next(names, "")).decode(errors="replace")
 
 
