@@ -15,11 +15,11 @@ from harness.check import environment, problem, resolver, solver
 from harness.check.installed import Exact
 from harness.releases import uv
 from harness.system.errors import UserError
-from tests.check.published import publish, published, releases
+from tests.check.published import publish, published, releases, starts
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 
-__all__ = ["no_network", "published", "served"]
+__all__ = ["no_network", "published", "served", "starts"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,22 @@ def test_what_cannot_be_resolved_is_left_out_alone(
     for line in lines.splitlines():
         name = re.split(r"[\[=<>]", line)[0]
         assert any(name in note for note in stack.notes)
+
+
+def test_uv_is_started_three_times_at_most(
+    published: type[Handler], starts: list[str], tmp_path: Path
+) -> None:
+    """It was started once for each package without a wheel, and for each contradiction."""
+    for n in range(6):
+        published.pages[f"source{n}"] = page(file_of(f"source{n}-1.0.tar.gz"))
+        publish(published, f"tool{n}", "1.0", f"source{n}", f"a{n}<2", day="2024-01-01")
+        publish(published, f"a{n}", "3.0", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    lines = [f"tool{n}==1.0\na{n}==3.0" for n in range(6)]
+    file.write_text("\n".join(["up==1.0", "source", "nowhere", *lines]))
+    stack = environment.of_files([str(file)], ["up", "down", "a0"])
+    assert releases(stack) == {"up": "1.0", "down": "1.5", "a0": "3.0"}
+    assert len(starts) <= 3
 
 
 def test_releases_are_chosen_for_the_python_that_has_the_wheels(

@@ -11,10 +11,10 @@ import pytest
 from harness.check import requirements, source
 from harness.check.environment import of_files
 from harness.system.errors import UserError
-from tests.check.published import published
+from tests.check.published import published, starts
 from tests.index import Handler, served
 
-__all__ = ["published", "served"]
+__all__ = ["published", "served", "starts"]
 pytestmark = pytest.mark.usefixtures("offline")
 
 PIP_LIST = "Package    Version Editable project location\n---------- ------- ------\nup  1.0\n"

@@ -11,12 +11,12 @@ from harness.bugs import catalog
 from harness.check import environment, needs, solver
 from harness.check.installed import NewestOf
 from harness.releases import index
-from tests.check.published import publish, published, releases
+from tests.check.published import publish, published, releases, starts
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 from tests.sandbox import refused
 
-__all__ = ["no_network", "published", "served"]
+__all__ = ["no_network", "published", "served", "starts"]
 
 
 def test_it_is_known_what_each_package_of_the_catalogue_needs() -> None:
