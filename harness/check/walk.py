@@ -6,6 +6,7 @@ release of years ago of what needs that one. pip would build it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ MOST = 30
 """Releases of a package that are tried, newest first, if its newest one contradicts a file."""
 LEVELS = 60
 """How often packages are looked at that others need: each time those that are new."""
+
+LIMIT = 90.0
+"""Seconds after which no further packages are looked at."""
 
 
 @dataclass(frozen=True)
@@ -214,12 +218,13 @@ class Walk:
     def of_refusal(self) -> Obstacles:
         """Walk from all that is required, and note each obstacle."""
         names = {*self.problem.required} - self.problem.omissions.keys()
+        end = time.monotonic() + LIMIT
         for _ in range(LEVELS):
             self.pages.read(names)
             releases = [next(self._candidates(name), None) for name in sorted(names)]
             self._read_needs(filter(None, releases))
             names = {need for name in sorted(names) for need in self._choose(name)}
-            if not names:
+            if not names or time.monotonic() > end:
                 break
         return self.obstacles
 
