@@ -16,7 +16,7 @@ from harness.bugs.remedies import Advice, Fits, any_fits
 from harness.bugs.results import Status
 from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
-from harness.check.installed import Installed
+from harness.check.installed import Installed, OneOf, Unknown
 from harness.system.text import StrEnum
 
 TESTED, NEIGHBOURS, READ, RAN = "tested", "neighbours", "read", "ran"
@@ -170,7 +170,9 @@ def _recorded(name: str, environment: Environment) -> Checked:
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
     deciders = {p: each for p, each in installed.items() if p in scenario.deciding}
     reasons = [
-        _not_a_release(p, environment) for p, each in deciders.items() if not each.candidates
+        _not_a_release(p, environment)
+        for p, each in deciders.items()
+        if not isinstance(each, OneOf)
     ]
     if any(reasons):
         return Checked(name, BugStatus.UNKNOWN, next(filter(None, reasons)), releases)
@@ -180,7 +182,8 @@ def _recorded(name: str, environment: Environment) -> Checked:
 def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
     """Pair a package with each version that it may have; a lock file may list several."""
     name, installed = package
-    return [(name, version) for version in installed.candidates or (installed.version,)]
+    versions = installed.versions if isinstance(installed, OneOf) else (installed.version,)
+    return [(name, version) for version in versions]
 
 
 def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
@@ -236,10 +239,9 @@ def _inapplicable(
 def _not_a_release(package: str, environment: Environment) -> str:
     """Explain why the installed package is not a published release; empty if it is one."""
     installed = environment.packages[package]
-    if installed.candidates:
+    if not isinstance(installed, Unknown):
         return ""
-    release = f"{package} {installed.version}".rstrip()
-    return f"{release}: {installed.origin}" if installed.origin else ""
+    return f"{f'{package} {installed.version}'.rstrip()}: {installed.because}"
 
 
 def _narrowed(checked: Checked, settings: Mapping[str, Setting] | None) -> Checked:

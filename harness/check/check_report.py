@@ -15,7 +15,7 @@ from harness.bugs import catalog
 from harness.bugs.api.settings import Setting
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
-from harness.check.installed import Installed
+from harness.check.installed import Installed, NewestOf, OneOf, as_fields
 from harness.system.installation import as_typed
 from harness.system.terminal import terminal
 from harness.system.text import count, short, unbroken
@@ -222,19 +222,20 @@ def releases_of(environment: Environment) -> list[str]:
     aside = catalog.only_vehicles()
     packages = sorted(entry for entry in environment.packages.items() if entry[0] not in aside)
     releases = [
-        f"{name} {_versions(package)}" + ("*" if package.newest_of else "")
+        f"{name} {_versions(package)}" + ("*" if isinstance(package, NewestOf) else "")
         for name, package in packages
     ]
     lines = [f"{environment.where}: {', '.join(releases)}"]
-    if any(package.newest_of for _, package in packages):
+    if any(isinstance(package, NewestOf) for _, package in packages):
         lines += ["  * the newest that fits; the files name a range, or only what needs it"]
     return lines
 
 
 def _versions(package: Installed) -> str:
     """The release of a package, the first of those that a lock file has, or ``?``."""
-    candidates = list(package.candidates[:SHOWN])
-    if others := len(package.candidates) - len(candidates):
+    versions = package.versions if isinstance(package, OneOf) else ()
+    candidates = list(versions[:SHOWN])
+    if others := len(versions) - len(candidates):
         candidates.append(f"one of {others:,} others")
     return " or ".join(candidates) or package.version or "?"
 
@@ -306,7 +307,7 @@ def as_json(report: Report) -> str:
             "where": environment.where,
             "complete": environment.complete,
             "notes": _notes(environment),
-            "packages": {n: asdict(p) for n, p in sorted(environment.packages.items())},
+            "packages": {n: as_fields(p) for n, p in sorted(environment.packages.items())},
         },
         "settings": None
         if settings is None

@@ -26,11 +26,13 @@ from harness.check.installed import (
     LEFT_OUT,
     Installed,
     Listed,
+    Unknown,
     chosen,
     described,
     merged,
     recorded,
 )
+from harness.check.lock_files import Lock
 from harness.check.project_files import ProjectFile
 from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
@@ -140,9 +142,7 @@ def _installed(
 ) -> Installed:
     """A package from what ``distributions.packages`` says about it."""
     if len(versions) > 1:
-        return Installed(
-            "", f"its folder has the metadata of {' and '.join(filter(None, versions))}"
-        )
+        return Unknown(f"its folder has the metadata of {' and '.join(filter(None, versions))}")
     if direct_url:
         return recorded(name, versions[0], direct_url)
     return described(versions[0], EDITABLE if source else "")
@@ -175,7 +175,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     where = " and ".join(one.name for one in sources)
     day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
     first_file = next((one.name for one in sources if one.name not in INPUTS.values()), "")
-    lists = [one for one in sources if _is_list(one)]
+    lists = [one for one in sources if isinstance(one, Lock)]
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
@@ -209,9 +209,9 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
 def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
     """A line for each package of which nobody knows the release, as it is not from an index."""
     return [
-        f"not known: which release of {name} this is: {package.origin}"
+        f"not known: which release of {name} this is: {package.because}"
         for name, package in packages.items()
-        if package.origin and package.origin != LEFT_OUT and not package.candidates
+        if isinstance(package, Unknown) and package.because != LEFT_OUT
     ]
 
 
@@ -254,12 +254,6 @@ def _opened(name: str) -> tuple[PackageFile, str]:
             f"{content.name} has no extras or groups: leave [{','.join(content.chosen)}] out"
         )
     return content, note
-
-
-def _is_list(file: PackageFile) -> bool:
-    """Whether a file lists all packages of an environment, and not what a project declares."""
-    is_lock = file.is_json or file.is_toml or file.is_conda_lock
-    return is_lock and not isinstance(file, ProjectFile)
 
 
 def _all_names(names: Iterable[str]) -> list[str]:

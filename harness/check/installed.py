@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from packaging.direct_url import DirectUrl, DirectUrlValidationError
 from packaging.utils import (
     InvalidName,
     canonicalize_name,
@@ -19,6 +21,7 @@ from packaging.version import Version
 
 from harness.bugs.result_file import tested_releases
 from harness.check.synonyms import ELSEWHERE, FORKS, PUBLISHED, UPSTREAM, Published
+from harness.system.documents import as_text, as_texts
 from harness.system.text import short
 
 EDITABLE = "an editable install"
@@ -49,23 +52,10 @@ BUILD = re.compile(r"(cpu|xpu|cu\d+|rocm[\d.]*\d)(\.(cxx11\.abi|with\.pypi\.cudn
 ``2.13.0+cu130``."""
 
 
-@dataclass(frozen=True)
-class Installed:
-    """A package as a source describes it.
-
-    If ``origin`` is empty, ``version`` is a valid version of a release, or a development version,
-    which is between two releases.
-    """
+class _Package:
+    """What the states of a package share."""
 
     version: str
-    """As written: ``0.19.8``, ``2.13.0+cu130``; empty if the source does not say."""
-    origin: str = ""
-    """Why it may differ from the published release of this version, or why the version is unknown;
-    empty for a release."""
-    candidates: tuple[str, ...] = ()
-    """The versions that a file has for different users of it, of which one is installed."""
-    newest_of: str = ""
-    """The requirement, such as ``accelerate>=1``, if this is the newest release that it allows."""
 
     @property
     def public(self) -> str:
@@ -73,9 +63,77 @@ class Installed:
         return self.version.partition("+")[0]
 
     @property
-    def is_development(self) -> bool:
-        """Whether it is a development version, and no vendor's build of one."""
-        return bool(self.version) and not self.origin and Version(self.version).is_devrelease
+    def origin(self) -> str:
+        """Why it may differ from a published release, or why nobody knows which one it is; empty
+        for a release."""
+        return str(getattr(self, "because", ""))
+
+
+@dataclass(frozen=True)
+class Exact(_Package):
+    """A release, or a development version, which is between two releases."""
+
+    version: str
+    """As written: ``0.19.8``."""
+
+
+@dataclass(frozen=True)
+class NewestOf(_Package):
+    """The newest release that a requirement allows."""
+
+    version: str
+    requirement: str
+    """``accelerate>=1``, or DEPENDENCY."""
+
+
+@dataclass(frozen=True)
+class OneOf(_Package):
+    """One of several releases; a file has them for different users of it."""
+
+    versions: tuple[str, ...]
+    because: str
+    version: str = field(default="", init=False)
+
+
+@dataclass(frozen=True)
+class Unknown(_Package):
+    """A package of which nobody knows which release it is."""
+
+    because: str
+    version: str = ""
+    """What it calls itself, ``0.19.8``, though it may differ from the release of this version;
+    empty if the source does not say."""
+
+
+Installed = Exact | NewestOf | OneOf | Unknown
+"""A package as a source describes it."""
+
+
+def is_development(package: Installed) -> bool:
+    """Whether it is a development version, and no vendor's build of one."""
+    return isinstance(package, Exact | NewestOf) and Version(package.version).is_devrelease
+
+
+def as_fields(package: Installed) -> dict[str, Any]:
+    """The fields of a package in JSON; docs/check.md explains them."""
+    return {
+        "version": package.version,
+        "origin": package.origin,
+        "candidates": list(package.versions if isinstance(package, OneOf) else ()),
+        "newest_of": package.requirement if isinstance(package, NewestOf) else "",
+    }
+
+
+def of_fields(content: Mapping[str, Any]) -> Installed:
+    """The package with these fields. Raises ValueError or LookupError for other fields."""
+    version, origin, newest_of = (
+        as_text(content[name], name) for name in ("version", "origin", "newest_of")
+    )
+    if candidates := as_texts(content["candidates"], "candidates"):
+        return OneOf(tuple(candidates), origin)
+    if newest_of:
+        return NewestOf(version, newest_of)
+    return Unknown(origin, version) if origin or not version else Exact(version)
 
 
 @dataclass(frozen=True)
@@ -92,17 +150,17 @@ def described(version: str, origin: str = "") -> Installed:
     try:
         parsed = _parsed(version) if version else None
     except ValueError:  # InvalidVersion, or more digits than Python reads
-        return Installed("", origin or f"'{short(version, 40)}' is not a version")
+        return Unknown(origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
-        return Installed("", origin or "its version is not recorded")
+        return Unknown(origin or "its version is not recorded")
     if _is_build(parsed):
-        return Installed(parsed.public, origin)
+        return Unknown(origin, parsed.public) if origin else Exact(parsed.public)
     label = short(version.partition("+")[2], 40)
     if not origin and label and parsed.is_devrelease:
         origin = f"a development version with the label +{label}"
     if not origin and label:  # DeepSpeed's: the commit it is built from
         origin = f"a build with the label +{label}"
-    return Installed(version, origin)
+    return Unknown(origin, version) if origin else Exact(version)
 
 
 def _parsed(version: str) -> Version:
@@ -139,13 +197,15 @@ def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
     if len(origins) == 1:
         ((version, origin),) = origins.items()
         return described(version, origin)
-    packages = [described(version, origin) for version, origin in origins.items()]
-    is_each_a_release = all(not package.origin for package in packages)
-    candidates = _distinct(packages) if is_each_a_release else ()
     if len(origins) > MOST:
-        return Installed("", f"{where} has {len(origins):,} versions of it")
+        return Unknown(f"{where} has {len(origins):,} versions of it")
+    packages = [described(version, origin) for version, origin in origins.items()]
     versions = " and ".join(version or "one without a version" for version in origins)
-    return Installed("", f"{where} has {versions}", candidates)
+    because = f"{where} has {versions}"
+    releases_of = [package.version for package in packages if isinstance(package, Exact)]
+    if len(releases_of) < len(packages):
+        return Unknown(because)
+    return OneOf(_distinct(releases_of), because)
 
 
 MOST = 20
@@ -153,10 +213,9 @@ MOST = 20
 pair is looked up."""
 
 
-def _distinct(packages: Iterable[Installed]) -> tuple[str, ...]:
-    """The versions of these releases, each once: 2.9 is 2.9.0, and 2.9.0+cu128 is a build of it."""
-    versions = {Version(package.version): package.version for package in packages}
-    return tuple(versions.values())
+def _distinct(versions: Iterable[str]) -> tuple[str, ...]:
+    """These versions, each once: 2.9 is 2.9.0."""
+    return tuple({Version(version): version for version in versions}.values())
 
 
 def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]:
@@ -177,9 +236,9 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     if egg and not upstream:
         name = _elsewhere(_canonical(egg[1]))
     if editable:
-        return name, Installed("", EDITABLE)
+        return name, Unknown(EDITABLE)
     if plus and repository != "git":
-        return name, Installed("", f"installed from {repository}")
+        return name, Unknown(f"installed from {repository}")
     if plus:
         return name, from_git(name, address)
     stem = re.sub(r"\.(zip|tgz|tar\.\w+)$", "", file)
@@ -193,8 +252,8 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
             name = archive_name
         return name, described(version, WEB if remote else FILE)
     if CONDA.search(place):
-        return name, Installed("", "built by conda: only 'conda list --json' names its version")
-    return name, Installed("", WEB if remote else FOLDER)
+        return name, Unknown("built by conda: only 'conda list --json' names its version")
+    return name, Unknown(WEB if remote else FOLDER)
 
 
 def is_misnamed(name: str, package: str, address: str) -> bool:
@@ -224,9 +283,9 @@ def from_git(name: str, address: str, reference: str = "", version: str = "") ->
     reference = unquote(reference or names.get("tag", "") or names.get("rev", ""))
     if release := _tagged(name, address, reference):
         return described(release)
-    if version and _upstream(address) == name and (dev := described(version)).is_development:
+    if version and _upstream(address) == name and is_development(dev := described(version)):
         return dev
-    return Installed(version, GIT)
+    return Unknown(GIT, version)
 
 
 def _tagged(name: str, repository: str, reference: str) -> str:
@@ -285,22 +344,20 @@ def _archive(file: str) -> tuple[str, str]:
 def recorded(name: str, version: str, direct_url: str) -> Installed:
     """An installed package with a ``direct_url.json``; releases of an index have none."""
     try:
-        content = json.loads(direct_url)
-        address = str(content["url"])
-        if vcs := content.get("vcs_info"):
-            if vcs["vcs"] == "git":
-                revision = str(vcs.get("requested_revision") or "")
-                return from_git(name, address, revision, version)
-            return described(version, f"installed from {vcs['vcs']}")
-        if content.get("dir_info", {}).get("editable"):
-            return described(version, EDITABLE)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        content = DirectUrl.from_dict(json.loads(direct_url))
+    except (DirectUrlValidationError, ValueError, AttributeError, RecursionError):
         return described(version, "its direct_url.json cannot be read")
-    if CONDA.search(address):
+    if vcs := content.vcs_info:
+        if vcs.vcs == "git":
+            return from_git(name, content.url, vcs.requested_revision or "", version)
+        return described(version, f"installed from {vcs.vcs}")
+    if content.dir_info and content.dir_info.editable:
+        return described(version, EDITABLE)
+    if CONDA.search(content.url):
         return described(version)
-    if not address.startswith("file:"):
+    if not content.url.startswith("file:"):
         return described(version, WEB)
-    return described(version, FILE if "archive_info" in content else FOLDER)
+    return described(version, FILE if content.archive_info else FOLDER)
 
 
 DEPENDENCY = "the other packages"
@@ -329,23 +386,27 @@ def _as_original(name: str, package: Installed, copy: Published) -> Installed:
     if copy.same:
         return package
     version = " ".join(filter(None, (name, package.version)))
-    return replace(package, origin=f"{version} is installed in its place", candidates=())
+    return Unknown(f"{version} is installed in its place", package.version)
 
 
 def _both(package: Installed | None, synonym: Installed, name: str, copy: Published) -> Installed:
     """The entry for a package and its synonym: nobody knows which of two the user imports."""
-    if package is None or package.newest_of == DEPENDENCY or package == synonym:
+    is_needed = isinstance(package, NewestOf) and package.requirement == DEPENDENCY
+    if package is None or is_needed or package == synonym:
         return synonym
     versions = [*_releases(package), *_releases(synonym)]
     if copy.same and all(versions):
-        candidates = _distinct(map(Installed, versions))
+        candidates = _distinct(versions)
         if len(candidates) == 1:
             return package
-        return Installed("", f"it and {name} are installed", candidates)
-    why = next((one.origin for one in (package, synonym) if one.origin), "") if copy.same else ""
-    return Installed("", f"{name} is installed beside it" + (f", and {why}" if why else ""))
+        return OneOf(candidates, f"it and {name} are installed")
+    reasons = [one.because for one in (package, synonym) if isinstance(one, OneOf | Unknown)]
+    why = f", and {reasons[0]}" if copy.same and reasons else ""
+    return Unknown(f"{name} is installed beside it{why}")
 
 
 def _releases(package: Installed) -> tuple[str, ...]:
     """The releases of which one is installed; an empty text for anything but a release."""
-    return package.candidates or ("" if package.origin else package.version,)
+    if isinstance(package, OneOf):
+        return package.versions
+    return ("" if isinstance(package, Unknown) else package.version,)

@@ -7,7 +7,8 @@ which are installed. So a package of any extra or group counts as installed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -33,12 +34,6 @@ from harness.system.documents import as_list, as_table, as_text, as_texts, table
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import short
 
-UV = 1
-"""The version of uv.lock that is read; later revisions of it only add to it."""
-POETRY = (1, 2)
-"""The versions of poetry.lock that are read, without minor versions."""
-PYLOCK = 1
-PDM = 4
 PIPFILE = "Pipfile.lock"
 
 CHOICE = re.compile(
@@ -56,24 +51,53 @@ UV_ORIGINS = {
     "editable": EDITABLE,
     "registry": "",
 }
+Reader = Callable[[Mapping[str, Any]], Iterator[Listed]]
 POETRY_ORIGINS = {"git": GIT, "url": WEB, "file": FILE, "directory": FOLDER, "legacy": ""}
 
 
-def entries(source: PackageFile) -> list[Listed]:
+CONDA_LOCKS = ({"metadata", "package"}, {"version", "environments", "packages"})
+"""The tables of conda-lock.yml and of pixi.lock."""
+TOML_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
+
+
+@dataclass(frozen=True)
+class Lock(PackageFile):
+    """A file that lists all packages of an environment, and not what a project declares."""
+
+    syntax: str = "TOML"
+
+
+def syntax_of(file: PackageFile) -> str:
+    """The syntax of a file that lists packages: JSON, TOML or YAML; empty for any other file."""
+    path, text = file.path, file.text
+    # A TOML file may begin with a table, which is no list of JSON.
+    if path.suffix == ".json" or re.match(r"\s*(\{|\[(?!\[?[\w.-]+\]))", text):
+        return "JSON"
+    if path.suffix == ".toml" or path.name in TOML_LOCKS:
+        return "TOML"
+    if re.search(r"^\[\[packages?\]\]", text, flags=re.MULTILINE):
+        return "TOML"
+    return "YAML" if is_of_conda(file) else ""
+
+
+def is_of_conda(file: PackageFile) -> bool:
+    """Whether it is a lock file of conda-lock or pixi, which are YAML."""
+    keys = set(re.findall(r"^(\w+):", file.text, flags=re.MULTILINE))
+    return file.path.name == "pixi.lock" or any(those <= keys for those in CONDA_LOCKS)
+
+
+def entries(lock: Lock) -> list[Listed]:
     """The packages in a lock file that are for this platform and Python.
 
     Raises UserError for any other file, and Inconclusive for a lock file of an unknown version.
     """
-    name, is_yaml = source.name, source.is_conda_lock and not (source.is_json or source.is_toml)
-    content = content_of(
-        name, source.text, "JSON" if source.is_json else "YAML" if is_yaml else "TOML"
-    )
+    name, content = lock.name, content_of(lock.name, lock.text, lock.syntax)
     try:
-        if is_yaml:
+        if lock.syntax == "YAML":
             return list(_of_conda(as_table(content, "it"), name))
-        if not source.is_json:
+        if lock.syntax == "TOML":
             return list(_of_toml(content, name))
-        if source.path.name == PIPFILE or (isinstance(content, dict) and "_meta" in content):
+        if lock.path.name == PIPFILE or (isinstance(content, dict) and "_meta" in content):
             return list(_pipfile(as_table(content, "it")))
         return _conda_entries(content, name)
     except ValueError as error:
@@ -92,19 +116,12 @@ def _of_conda(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
 
 
 def _of_toml(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
-    metadata = table_at(document, "metadata")
-    if "lock_version" in metadata:
-        _refuse_unknown_version(file, "pdm.lock", _major(metadata["lock_version"]), PDM)
-        return _pdm(document)
-    if "lock-version" in document:
-        _refuse_unknown_version(file, "pylock", _major(document["lock-version"]), PYLOCK)
-        return _pylock(document)
-    if "lock-version" in metadata:
-        _refuse_unknown_version(file, "poetry.lock", _major(metadata["lock-version"]), *POETRY)
-        return _poetry(document)
-    if isinstance(document.get("version"), int):
-        _refuse_unknown_version(file, "uv.lock", document["version"], UV)
-        return _uv(document)
+    for kind, tables, key, versions, read in FORMATS:
+        table = table_at(document, *tables)
+        if key in table and (tables or key != "version" or isinstance(table[key], int)):
+            version = table[key] if key == "version" else _major(table[key])
+            _refuse_unknown_version(file, kind, version, *versions)
+            return read(document)
     raise UserError(
         f"{file} is no lock file: it is none of uv.lock, poetry.lock, "
         "pdm.lock, pylock.toml and Pipfile.lock"
@@ -312,6 +329,16 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
             _, archive = at_address(package.archive.url or str(package.archive.path))
             version, origin = version or archive.version, archive.origin
         yield Listed(package.name, version, origin)
+
+
+FORMATS: tuple[tuple[str, tuple[str, ...], str, tuple[int, ...], Reader], ...] = (
+    ("pdm.lock", ("metadata",), "lock_version", (4,), _pdm),
+    ("pylock", (), "lock-version", (1,), _pylock),
+    ("poetry.lock", ("metadata",), "lock-version", (1, 2), _poetry),
+    ("uv.lock", (), "version", (1,), _uv),
+)
+"""The formats in TOML: where each has its version, and those that are read, without minor versions.
+uv.lock's version is a number, and later revisions only add to it."""
 
 
 TYPES = {

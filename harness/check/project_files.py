@@ -19,7 +19,8 @@ from typing import Any
 
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.check import conda_environment, pyproject, source, unread
+from harness.check import conda_environment, lock_files, pyproject, source, unread
+from harness.check.lock_files import Lock
 from harness.check.sections import Content, Option, key, names
 from harness.check.source import PackageFile, content_of
 from harness.system.errors import UserError
@@ -140,12 +141,20 @@ def _squeezed(text: str) -> str:
 
 
 def parsed(file: PackageFile) -> PackageFile:
-    """The file; a ProjectFile if it declares the needs of a project. Raises UserError for a file
-    that is not read, with what to give instead."""
+    """The file as what it is. Raises UserError for a file that is not read, with what to give
+    instead."""
     if why := unread.by_name(file.path.name) or unread.by_text(file.path, file.text):
         raise UserError(f"{file.name} is not read: {why}")
-    if file.path.name in KINDS or (file.path.suffix in YAML and not file.is_conda_lock):
+    return classified(file)
+
+
+def classified(file: PackageFile) -> PackageFile:
+    """The file as a ProjectFile, as a Lock, or, with lines of requirements, as it is."""
+    name, is_yaml = file.path.name, file.path.suffix in YAML
+    if name in KINDS or (is_yaml and not lock_files.is_of_conda(file)):
         return ProjectFile(file.name, file.path, file.text, file.chosen)
+    if syntax := lock_files.syntax_of(file):
+        return Lock(file.name, file.path, file.text, file.chosen, syntax)
     return file
 
 
@@ -232,7 +241,7 @@ def opened(name: str) -> tuple[PackageFile, str]:
     chosen_name, *others = usable
     ending = f"; {', '.join(others)} not read" if others else ""
     obstacles = source.obstacles_in(folder, (*LOCKS, *OTHERS))
-    file = projects.get(chosen_name) or source.read_inside(folder / chosen_name)
+    file = projects.get(chosen_name) or classified(source.read_inside(folder / chosen_name))
     return file, f"{name}: {obstacles}{chosen_name} was read{ending}"
 
 

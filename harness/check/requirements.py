@@ -12,7 +12,7 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -25,7 +25,9 @@ from harness.check.contradictions import conditions, exact_versions
 from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
+    WEB,
     Installed,
+    Unknown,
     at_address,
     described,
     is_misnamed,
@@ -184,7 +186,7 @@ class _Reading:
             self.choices[source.name] = declared.choices
         self.notes += declared.notes
         for name, why in declared.unknown.items():
-            self.required.add_direct(name, Installed("", why), source.name)
+            self.required.add_direct(name, Unknown(why), source.name)
         yield from declared.lines
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
@@ -221,7 +223,7 @@ class _Reading:
             if is_misnamed(name, address_name, requirement.url):
                 name = canonicalize_name(address_name)
             if address_name != name:  # the file is of another package, or named after a tag
-                package = replace(package, version="")
+                package = Unknown(package.origin or WEB)
             packages.add_direct(name, package, where)
         else:
             packages.add(name, map(str, requirement.specifier), where)
@@ -382,7 +384,7 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
     for name, replacements in reading.overrides.items():
         if not replacements:
             where = reading.required.lines.get(name, "")
-            reading.required.add_direct(name, Installed("", LEFT_OUT), where)
+            reading.required.add_direct(name, Unknown(LEFT_OUT), where)
     required, bounds = reading.required, reading.constraints
     places = {
         name: {**specifiers, **bounds.places.get(name, {})}

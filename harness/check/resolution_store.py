@@ -13,13 +13,13 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from packaging.markers import default_environment
 
-from harness.check.installed import Installed
+from harness.check.installed import Installed, as_fields, of_fields
 from harness.releases import index
 from harness.system import store
 from harness.system.documents import as_list, as_table, as_text, as_texts
@@ -51,7 +51,7 @@ def read(inputs: Any) -> Resolution | None:
 def write(inputs: Any, resolution: Resolution) -> None:
     """Keep a resolution until the end of the day, if it can be repeated."""
     if resolution.is_repeatable:
-        packages = {name: asdict(package) for name, package in resolution.packages.items()}
+        packages = {name: as_fields(package) for name, package in resolution.packages.items()}
         content = {"day": _today(), "packages": packages, "notes": resolution.notes}
         content["python"] = resolution.python
         with suppress(HarnessError, OSError):
@@ -66,7 +66,7 @@ def _key(inputs: Any) -> dict[str, str]:
     """A digest of the inputs and of what else decides the answer: uv, this Python, the platform,
     and the index with its configuration. The day is not among it, so that a file of yesterday is
     overwritten."""
-    code = ("packages.toml", "resolver.py", "solver.py", "source_only.py", "uv_errors.py")
+    code = ("packages.toml", "problem.py", "resolver.py", "solver.py", "walk.py")
     files = [*map(Path(__file__).with_name, code), *filter(None, [index.uv_configuration()])]
     facts = [
         *(inputs, release_of("uv"), release_of("distributed-bugs"), dict(default_environment())),
@@ -82,12 +82,7 @@ def _parsed(content: Any) -> Resolution:
     """Parse what ``write`` wrote. An answer of another day is not repeatable."""
     table = as_table(content, "it")
     packages = {
-        name: Installed(
-            as_text(package["version"], name),
-            as_text(package["origin"], name),
-            tuple(as_texts(package["candidates"], name)),
-            as_text(package["newest_of"], name),
-        )
+        name: of_fields(as_table(package, name))
         for name, package in as_table(table["packages"], "packages").items()
     }
     notes = tuple(as_texts(as_list(table["notes"], "notes"), "notes"))

@@ -13,12 +13,12 @@ tables nor conda's. So it gets the names and the versions that ``requirements`` 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from harness.bugs.result_file import tested_releases
 from harness.check import resolution_store, solver
-from harness.check.installed import DEPENDENCY, Installed, described
+from harness.check.installed import DEPENDENCY, Exact, Installed, NewestOf, Unknown, described
 from harness.check.needs import unknown_needs
+from harness.check.problem import other_python
 from harness.check.requirements import Requirements, exact
 from harness.check.resolution_store import Resolution
 from harness.check.solver import NoAnswer, NotResolved, Solution
@@ -57,18 +57,19 @@ def _resolution(
 ) -> Resolution:
     """uv's solution as a Resolution. A package that a file names and that the solution lacks gets
     the newest release that is allowed."""
-    packages = {name: Installed("", why) for name, why in solution.unknown.items()}
+    packages: dict[str, Installed] = {name: Unknown(why) for name, why in solution.unknown.items()}
     notes, is_repeatable = list(solution.notes), solution.is_whole and not content.links
     for name in our_packages:
         if exact(name, content):
             packages.pop(name, None)
         elif name in solution.contested:
-            packages[name] = Installed("", solution.contested[name])
+            packages[name] = Unknown(solution.contested[name])
         elif name in solution.versions:
             specifiers = content.versions.get(name)
             newest_of = DEPENDENCY if specifiers is None else f"{name}{specifiers}"
             release = described(solution.versions[name])
-            packages[name] = replace(release, newest_of=newest_of)
+            is_release = isinstance(release, Exact)
+            packages[name] = NewestOf(release.version, newest_of) if is_release else release
         elif name in content.versions:
             packages[name], note = newest(name, content, day)
             notes += [note] if note else []
@@ -102,53 +103,31 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
     except Fault as fault:
         candidates = list(tested_releases(name))
         if not any(specifiers.filter(candidates)):
-            return Installed("", str(fault)), ""
+            return Unknown(str(fault)), ""
         note = f"{name}: the newest tested release is taken, as no index could be read ({fault})"
     if not candidates:
-        return Installed("", f"the index has no release of it for this Python{until}"), ""
+        return Unknown(f"the index has no release of it for this Python{until}"), ""
     allowed_versions = list(specifiers.filter(candidates))
     if not allowed_versions:
         requirement = short(f"{name}{specifiers}", 200)
         raise UserError(
             f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
         )
-    return Installed(allowed_versions[-1], newest_of=f"{name}{specifiers}"), note
+    return NewestOf(allowed_versions[-1], f"{name}{specifiers}"), note
 
 
 def _solve(content: Requirements, our_packages: Collection[str], day: str) -> Solution:
-    """The solution of uv. If nobody understands why it has none, our packages are tried without
-    the others."""
+    """The solution of uv; if it has none, nothing but a note that says why."""
     try:
-        return solver.choose_versions(content, content.versions, our_packages, day)
+        return solver.choose_versions(content, our_packages, day)
     except NoAnswer as error:
         note = f"what packages need was not looked up, so each is looked up alone: {error}"
-        return _empty_solution(content, our_packages, note)
     except NotResolved as error:
-        contradiction = str(error)
-    our_requirements = {
-        name: specifiers for name, specifiers in content.versions.items() if name in our_packages
-    }
-    other_names = content.versions.keys() - our_requirements.keys()
-    if other_names:
-        try:
-            solution = solver.choose_versions(content, our_requirements, our_packages, day)
-            unknown = unknown_needs(other_names, our_packages, solution.versions, "was left out")
-            names = short(listed(sorted(other_names)), solver.LONGEST)
-            verb = "was" if len(other_names) == 1 else "were"
-            note = (
-                f"no releases were found that fit together, so {names} {verb} left out: "
-                f"{contradiction}"
-            )
-            unknown = {**solution.unknown, **unknown}
-            notes = [note, *solution.notes]
-            return replace(solution, unknown=unknown, notes=notes, is_whole=False)
-        except NotResolved as error:
-            contradiction = str(error)
-    note = f"no releases were found that fit together, so each is looked up alone: {contradiction}"
+        note = f"no releases were found that fit together, so each is looked up alone: {error}"
     return _empty_solution(content, our_packages, note)
 
 
 def _empty_solution(content: Requirements, our_packages: Collection[str], note: str) -> Solution:
     """The solution if uv chose no releases: what is unknown, and a note that says why."""
     unknown = unknown_needs(content.versions, our_packages, (), "could not be resolved")
-    return Solution(unknown=unknown, notes=[note], python=solver.other_python(content.python))
+    return Solution(unknown=unknown, notes=[note], python=other_python(content.python))

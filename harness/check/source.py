@@ -33,11 +33,6 @@ MARKS = (
 """Byte order marks; UTF-32 comes first, as its mark may begin with that of UTF-16."""
 
 
-CONDA_LOCKS = ({"metadata", "package"}, {"version", "environments", "packages"})
-"""The tables of conda-lock.yml and of pixi.lock."""
-TOML_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
-
-
 @dataclass(frozen=True)
 class PackageFile:
     """A file, or standard input, with its text."""
@@ -49,24 +44,6 @@ class PackageFile:
     text: str
     chosen: tuple[str, ...] = ()
     """The extras and groups that the user named: ``pyproject.toml[train]``."""
-
-    @property
-    def is_json(self) -> bool:
-        """Whether it is JSON, and not a TOML file that begins with a table."""
-        start = r"\s*(\{|\[(?!\[?[\w.-]+\]))"
-        return self.path.suffix == ".json" or bool(re.match(start, self.text))
-
-    @property
-    def is_toml(self) -> bool:
-        """Whether it is TOML, as the lock files of uv, Poetry and PDM are."""
-        by_name = self.path.suffix == ".toml" or self.path.name in TOML_LOCKS
-        return by_name or bool(re.search(r"^\[\[packages?\]\]", self.text, flags=re.MULTILINE))
-
-    @property
-    def is_conda_lock(self) -> bool:
-        """Whether it is a lock file of conda-lock or pixi, which are YAML."""
-        keys = set(re.findall(r"^(\w+):", self.text, flags=re.MULTILINE))
-        return self.path.name == "pixi.lock" or any(those <= keys for those in CONDA_LOCKS)
 
 
 FROM_WEB = "For example: curl -L ADDRESS | distributed-bugs check -r -"

@@ -12,19 +12,24 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.parser import HeaderParser
 from functools import cache
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
 from queue import Empty, Queue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urljoin
+from zipfile import BadZipFile, ZipFile
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, platform_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from harness.system.documents import toml_of
@@ -32,7 +37,8 @@ from harness.system.errors import Fault, Inconclusive
 from harness.system.text import warn
 
 if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage, ProjectPage, PyPISimple
+    from pypi_simple import PyPISimple
+    from requests import Response
 
 PATIENCE = (5.0, 30.0)
 """Seconds to wait for a connection, and for the first byte of a response."""
@@ -42,6 +48,12 @@ LIMIT = 90.0
 
 TRIES = 3
 """How often to retry a connection; a request without a response is retried once."""
+
+PARTIAL, PART = 206, 131_072
+"""The status of a response with a part of a file, and the bytes of a part that is read at once."""
+
+AT_ONCE = 16
+"""Packages whose pages are read at the same time."""
 
 SILENCE = 1.0
 """Seconds after which a message says what the command waits for."""
@@ -58,8 +70,10 @@ class Release:
     yanked: bool = False
     python: str = field(default="", compare=False)
     """The Pythons that it supports, such as ``>=3.10``; empty for any."""
-    wheels: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """The names of its wheels."""
+    wheels: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """The names of its wheels, with their addresses."""
+    has_source: bool = field(default=False, compare=False, repr=False)
+    """Whether the index has it as source, too."""
 
     @property
     def final(self) -> bool:
@@ -78,26 +92,38 @@ class Release:
     @property
     def minors(self) -> frozenset[int]:
         """The Pythons that have a wheel for this machine, by their minor version: 11 for 3.11."""
-        tags = {tag for wheel in self.wheels for tag in _tags(wheel)}
-        platforms = {"any", *platform_tags()}
         return frozenset(
             minor
-            for tag in tags
-            if tag.platform in platforms
             for minor in range(*PYTHONS)
-            if _fits(tag, minor)
+            if any(_is_for(wheel, minor) for wheel in self.wheels)
         )
+
+    def has_wheel(self, minor: int) -> bool:
+        """Whether a Python, 8 for 3.8, can use one of its wheels on this machine."""
+        return allows(self.python, minor) and any(_is_for(wheel, minor) for wheel in self.wheels)
 
 
 PYTHONS = (7, 20)
 """The minor versions of Python 3 that packages may have wheels for, and the first one above."""
 
 
+@cache
 def _tags(wheel: str) -> frozenset[Tag]:
-    """What a wheel is for; nothing if its name is invalid."""
+    """What a wheel is for on this machine; nothing if its name is invalid."""
     with suppress(InvalidWheelFilename, InvalidVersion):
-        return parse_wheel_filename(wheel)[3]
+        tags = parse_wheel_filename(wheel)[3]
+        return frozenset(tag for tag in tags if tag.platform in _platforms())
     return frozenset()
+
+
+@cache
+def _platforms() -> frozenset[str]:
+    return frozenset({"any", *platform_tags()})
+
+
+def _is_for(wheel: str, minor: int) -> bool:
+    """Whether a Python can use a wheel on this machine."""
+    return any(_fits(tag, minor) for tag in _tags(wheel))
 
 
 def _fits(tag: Tag, minor: int) -> bool:
@@ -106,9 +132,9 @@ def _fits(tag: Tag, minor: int) -> bool:
     if not version:
         return False
     lowest = int(version[1] or 0)
-    is_exact = tag.interpreter.startswith("cp") and tag.abi not in ("abi3", "none")
+    is_exact = tag.interpreter.startswith("cp") and tag.abi != "abi3"
     return (
-        minor == lowest and tag.abi in (f"cp3{minor}", f"cp3{minor}m")
+        minor == lowest and tag.abi in (f"cp3{minor}", f"cp3{minor}m", "none")
         if is_exact
         else minor >= lowest
     )
@@ -125,6 +151,7 @@ def allows_here(pythons: str) -> bool:
         return True
 
 
+@cache
 def allows(pythons: str, minor: int) -> bool:
     """The same of another Python, 8 for 3.8, in its last patch release."""
     try:
@@ -192,10 +219,19 @@ def releases_of(packages: Iterable[str]) -> Iterator[tuple[str, list[Release] | 
             yield package, fault
 
 
+def needs(release: Release, minor: int) -> tuple[Requirement, ...] | None:
+    """What a release needs, by the metadata of a wheel, one for this Python if it has any; None if
+    that cannot be found out."""
+    names = sorted(release.wheels, key=lambda name: not _is_for(name, minor))
+    return _needs(release.wheels[names[0]]) if names else None
+
+
 def forget() -> None:
     """Read the index again from now on; it may be another one."""
     _usual.cache_clear()
     _index.cache_clear()
+    _needs.cache_clear()
+    _client.cache_clear()
 
 
 def no_release(name: str, version: str) -> str:
@@ -230,6 +266,8 @@ class _Index:
         """The lock of each package: others can be read at the same time."""
         self.known: dict[str, list[Release] | Fault] = {}
         self.failure: NoNetwork | None = None
+        self.waiters = 0
+        """The packages that are read now: only the first wait is reported."""
 
     def releases(self, package: str) -> list[Release]:
         if os.environ.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on", "y", "t"):
@@ -246,7 +284,7 @@ class _Index:
 
     def _read(self, package: str) -> list[Release] | Fault:
         try:
-            with waiting(f"the package index to list the releases of {package}"):
+            with self._reported(package):
                 return _releases(self.address, package)
         except NoNetwork as fault:
             self.failure = fault
@@ -254,13 +292,31 @@ class _Index:
         except Fault as fault:
             return fault
 
+    @contextmanager
+    def _reported(self, package: str) -> Iterator[None]:
+        """Report a wait for a package, unless others are read at the same time."""
+        with self.lock:
+            self.waiters += 1
+            is_first = self.waiters == 1
+        try:
+            with waiting(
+                f"the package index to list the releases of {package}", silent=not is_first
+            ):
+                yield
+        finally:
+            with self.lock:
+                self.waiters -= 1
+
 
 _index = cache(_Index)
 
 
 @contextmanager
-def waiting(event: str) -> Iterator[None]:
+def waiting(event: str, *, silent: bool = False) -> Iterator[None]:
     """Print what the command waits for, if that takes long."""
+    if silent:
+        yield
+        return
     late = threading.Timer(SILENCE, warn, [f"waiting for {event}"])
     late.daemon = True
     late.start()
@@ -270,26 +326,81 @@ def waiting(event: str) -> Iterator[None]:
         late.cancel()
 
 
+class _File(NamedTuple):
+    """A file of a release, as the index's page has it."""
+
+    name: str
+    address: str
+    day: str
+    python: str
+    yanked: bool
+
+
 def _releases(address: str | None, package: str) -> list[Release]:
-    page = _in_time(package, lambda: _page(address, package))
-    files: dict[Version, list[DistributionPackage]] = {}
-    for file in page.packages:
-        if version := _version(file.version):
-            files.setdefault(version, []).append(file)
-    if not files:
+    files: dict[str, list[_File]] = {}
+    for file in _in_time(package, lambda: _page(address, package)):
+        files.setdefault(_version_in(file.name, package), []).append(file)
+    by_version: dict[Version, list[_File]] = {}
+    for text, those in files.items():
+        if version := _version(text):
+            by_version.setdefault(version, []).extend(those)
+    if not by_version:
         raise Fault(f"the index has no release of {package}")
-    return [_release(package, version, files[version]) for version in sorted(files)]
+    return [_release(package, version, by_version[version]) for version in sorted(by_version)]
 
 
-def _page(address: str | None, package: str) -> ProjectPage:
-    with _one_line_errors(package), _client(address) as client:
-        return client.get_project_page(package, timeout=PATIENCE)
+def _page(address: str | None, package: str) -> list[_File]:
+    """The files of a package. JSON is read here: pypi_simple examines each file, which takes
+    seconds for a package with thousands, and most of them are of no interest."""
+    from pypi_simple import NoSuchProjectError, ProjectPage
+
+    with _one_line_errors(package):
+        client = _client(address)
+        url = client.get_project_url(package)
+        response = client.s.get(url, timeout=PATIENCE, headers={"Accept": client.accept})
+        if response.status_code == 404:
+            raise NoSuchProjectError(package, url)
+        response.raise_for_status()
+        if "json" not in response.headers.get("Content-Type", ""):
+            page = ProjectPage.from_response(response, package)
+            days = [
+                f.upload_time.date().isoformat() if f.upload_time else "" for f in page.packages
+            ]
+            return [
+                _File(f.filename, f.url, day, f.requires_python or "", f.is_yanked)
+                for f, day in zip(page.packages, days, strict=True)
+            ]
+        try:
+            return list(_of_json(response.json(), response.url))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
 
 
-def _in_time(package: str, read: Callable[[], ProjectPage]) -> ProjectPage:
+def _of_json(page: Mapping[str, Any], address: str) -> Iterator[_File]:
+    if not page["meta"]["api-version"].startswith("1."):
+        raise ValueError("its version is unknown")
+    for file in page["files"]:
+        day, python = file.get("upload-time") or "", file.get("requires-python") or ""
+        yanked = file.get("yanked", False) is not False
+        place = file["url"]
+        place = place if "://" in place else urljoin(address, place)
+        yield _File(file["filename"], place, day[:10], python, yanked)
+
+
+def _version_in(file: str, package: str) -> str:
+    """The version in the name of a wheel or of a source distribution; empty for another file."""
+    if file.endswith(".whl"):
+        return file.split("-")[1] if "-" in file else ""
+    stem = re.sub(r"\.(tar\.(gz|bz2|xz|Z)|tgz|zip)$", "", file)
+    name, end = stem[: len(package)], stem[len(package) :]
+    is_named = end.startswith("-") and canonicalize_name(name) == package
+    return "" if stem == file else end[1:] if is_named else stem.rpartition("-")[2]
+
+
+def _in_time(package: str, read: Callable[[], list[_File]]) -> list[_File]:
     """What ``read`` returns or raises. After LIMIT its thread is left alone, and ends with the
     process."""
-    answers: Queue[ProjectPage | Exception] = Queue()
+    answers: Queue[list[_File] | Exception] = Queue()
 
     def ask() -> None:
         try:
@@ -309,14 +420,103 @@ def _in_time(package: str, read: Callable[[], ProjectPage]) -> ProjectPage:
     return answer
 
 
-def _release(package: str, version: Version, files: Sequence[DistributionPackage]) -> Release:
+def _release(package: str, version: Version, files: Sequence[_File]) -> Release:
     """A release is as old as its first file, and yanked if every file is."""
-    days = [file.upload_time.date().isoformat() for file in files if file.upload_time]
-    pythons = [file.requires_python for file in files if file.requires_python]
-    yanked = all(file.is_yanked for file in files)
-    wheels = tuple(file.filename for file in files if file.filename.endswith(".whl"))
-    python = (pythons or [""])[0]
-    return Release(package, str(version), min(days, default=""), yanked, python, wheels)
+    days = [file.day for file in files if file.day]
+    pythons = [file.python for file in files if file.python]
+    yanked = all(file.yanked for file in files)
+    wheels = {file.name: file.address for file in files if file.name.endswith(".whl")}
+    return Release(
+        package,
+        str(version),
+        min(days, default=""),
+        yanked,
+        (pythons or [""])[0],
+        wheels,
+        len(wheels) < len(files),
+    )
+
+
+@cache
+def _needs(wheel: str) -> tuple[Requirement, ...] | None:
+    """What the wheel at an address needs; None if that cannot be read without all of the wheel."""
+    from requests.exceptions import RequestException
+
+    try:
+        response = _client(None).s.get(f"{wheel}.metadata", timeout=PATIENCE)
+        text = response.text if response.ok else _metadata_inside(wheel)
+        lines = HeaderParser().parsestr(text).get_all("Requires-Dist", [])
+    except (RequestException, OSError, ValueError, BadZipFile):
+        return None
+    requirements = tuple(filter(None, map(_requirement, lines)))
+    for requirement in requirements:
+        requirement.name = canonicalize_name(requirement.name)
+    return requirements
+
+
+def _requirement(line: str) -> Requirement | None:
+    """A requirement of a release; None for one that no installer understands. Those of old releases
+    were not checked: ``>=1.7.*`` counts as ``>=1.7``."""
+    for text in (line, re.sub(r"([<>]=?\s*[\w.]+?)\.\*", r"\1", line)):
+        with suppress(InvalidRequirement):
+            return Requirement(text)
+    return None
+
+
+def _metadata_inside(wheel: str) -> str:
+    """The metadata in a wheel, of which only the parts with them are read: an index may not have
+    them beside it."""
+    with BufferedReader(_RemoteFile(wheel), PART) as file, ZipFile(file) as archive:
+        pattern = re.compile(r"[^/]+\.dist-info/METADATA")  # and not of a copy inside
+        names = filter(pattern.fullmatch, archive.namelist())
+        return archive.read(next(names, "")).decode(errors="replace")
+
+
+class _RemoteFile(RawIOBase):
+    """A file at an address, of which parts are read; its end, where a wheel has its metadata, at
+    once. Raises OSError if the server has only all of it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        response = self._part(f"-{PART}")
+        self.size = self.position = int(response.headers["Content-Range"].rpartition("/")[2])
+        self.end = response.content
+
+    def _part(self, span: str) -> Response:
+        headers = {"Range": f"bytes={span}", "Accept-Encoding": "identity"}
+        response = _client(None).s.get(self.address, headers=headers, timeout=PATIENCE, stream=True)
+        if response.status_code != PARTIAL:
+            response.close()
+            raise OSError(f"the response is {response.status_code}")
+        return response
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        start = {SEEK_SET: 0, SEEK_CUR: self.position, SEEK_END: self.size}[whence]
+        self.position = max(0, start + offset)
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        first, last = self.position, min(self.position + len(buffer), self.size)
+        if first == last:
+            return 0
+        before = self.size - len(self.end)
+        is_at_end = first >= before
+        content = (
+            self.end[first - before :] if is_at_end else self._part(f"{first}-{last - 1}").content
+        )
+        count = min(len(content), len(buffer))
+        buffer[:count] = content[:count]
+        self.position += count
+        return count
 
 
 def _version(text: str | None) -> Version | None:
@@ -327,20 +527,21 @@ def _version(text: str | None) -> Version | None:
         return None
 
 
-@contextmanager
-def _client(address: str | None) -> Iterator[PyPISimple]:
+@cache
+def _client(address: str | None) -> PyPISimple:
     """A session with an index; without an address, with the public one."""
     from pypi_simple import PyPISimple
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs each retry with the host
-    with PyPISimple(address) if address else PyPISimple() as client:
-        for scheme in ("https://", "http://"):
-            client.s.mount(scheme, HTTPAdapter(max_retries=Retry(TRIES, read=1)))
-        if authority := _authority():
-            client.s.verify = authority
-        yield client
+    client = PyPISimple(address) if address else PyPISimple()
+    for scheme in ("https://", "http://"):
+        adapter = HTTPAdapter(pool_maxsize=AT_ONCE, max_retries=Retry(TRIES, read=1))
+        client.s.mount(scheme, adapter)
+    if authority := _authority():
+        client.s.verify = authority
+    return client
 
 
 def _authority() -> str | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from harness.check import environment
+from harness.releases import uv
 from tests.index import Handler, page, served
 from tests.index import file as file_of
 
@@ -25,7 +29,21 @@ def publish(served: type[Handler], name: str, version: str, *needs: str, day: st
 
 
 @pytest.fixture
-def published(served: type[Handler], cache: Path) -> type[Handler]:
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What uv gets each time that it is started. Its errors are hidden: no answer rests on them."""
+    inputs, execute = list[str](), uv.execute
+
+    def silent(command: Sequence[str], stdin: str, *arguments: Any) -> CompletedProcess[str]:
+        inputs.append(stdin)
+        process = execute(command, stdin, *arguments)
+        return CompletedProcess(process.args, process.returncode, process.stdout, "refused")
+
+    monkeypatch.setattr(uv, "execute", silent)
+    return inputs
+
+
+@pytest.fixture
+def published(served: type[Handler], cache: Path, starts: list[str]) -> type[Handler]:
     publish(served, "up", "1.0", "down<2", day="2024-01-01")
     publish(served, "up", "2.0", "down<3", day="2024-06-01")
     for version, day in (("1.5", "2023-12-01"), ("2.5", "2024-05-01"), ("3.0", "2024-07-01")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from harness.bugs.api.settings import Setting
 from harness.bugs.api.spec import HARMS
 from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.environment import Environment, of_files
-from harness.check.installed import DEPENDENCY, Installed, described, merged
+from harness.check.installed import DEPENDENCY, NewestOf, OneOf, described, merged
 from harness.check.synonyms import PUBLISHED
 from tests.check import stacks
 
@@ -173,7 +172,7 @@ def test_affected_bugs_come_first_and_of_these_the_most_damaging() -> None:
 def test_a_release_that_a_bug_is_not_about_does_not_hide_another(
     name: str, versions: tuple[str, ...], status: str
 ) -> None:
-    several = {"transformers": Installed("", "several", versions)}
+    several = {"transformers": OneOf(versions, "several")}
     bug = answer(name, Environment(several, "a lock", False))
     assert str(bug.status) == status, bug.why
 
@@ -194,7 +193,7 @@ def test_lightning_is_pytorch_lightning(installed: dict[str, str], status: str) 
 
 
 def test_what_lightning_needs_gives_way_to_it() -> None:
-    needed = replace(described("2.6.6"), newest_of=DEPENDENCY)
+    needed = NewestOf("2.6.6", DEPENDENCY)
     packages = merged({"lightning": described("2.6.0"), "pytorch-lightning": needed})
     assert packages["pytorch-lightning"].version == "2.6.0"
 

@@ -9,10 +9,10 @@ import pytest
 
 from harness.check import environment, resolution_store
 from harness.releases import index
-from tests.check.published import publish, published
+from tests.check.published import publish, published, starts
 from tests.index import Handler, no_network, served
 
-__all__ = ["no_network", "published", "served"]
+__all__ = ["no_network", "published", "served", "starts"]
 
 
 def requested_packages(published: type[Handler]) -> list[str]:

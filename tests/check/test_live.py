@@ -13,7 +13,7 @@ from harness.bugs.pins import Distribution, Interpreter
 from harness.check import live
 from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.environment import Environment, of_this_interpreter
-from harness.check.installed import Installed
+from harness.check.installed import Exact
 from harness.releases import overlay
 from harness.system.errors import Inconclusive, Unsupported
 from harness.system.terminal import Progress, terminal
@@ -72,7 +72,7 @@ def test_only_packages_in_the_environment_itself_count_as_installed(tmp_path: Pa
 
 
 def test_an_interpreter_without_torch_cannot_run_anything() -> None:
-    packages = {"deepspeed": Installed("0.13.2")}
+    packages = {"deepspeed": Exact("0.13.2")}
     without = Environment(packages, "/p", True, Interpreter("/p", "3.11.7", "/site", {}))
     with pytest.raises(Unsupported, match="/p has no torch, which --run needs"):
         run_status("clip_max_for_min", without)
@@ -89,6 +89,6 @@ def test_installed_packages_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
         packages = {**stack.interpreter.packages, "accelerate": Distribution("0.29.3", site)}
         interpreter = replace(stack.interpreter, site=site, packages=packages)
         monkeypatch.setattr(overlay, "borrow", None)  # nothing but the environment is to run
-        installed = {**stack.packages, "accelerate": Installed("0.29.3")}
+        installed = {**stack.packages, "accelerate": Exact("0.29.3")}
         bug = run_status("sampler_shards", Environment(installed, "here", True, interpreter))
     assert (bug.status, bug.how) == (BugStatus.AFFECTED, "ran"), bug.why

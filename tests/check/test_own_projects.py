@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, requirements
-from harness.check.installed import Installed
+from harness.check.installed import Unknown
 from harness.check.source import read_file
 from tests.check.requirement_files import check_refused, file, known, required, selected
 from tests.index import served
@@ -105,7 +105,7 @@ def test_a_checkout_of_a_package_is_no_release_of_it(file: Path) -> None:
     (file.parent / "pyproject.toml").write_text('[project]\nname = "Up"\nversion = "4.37.2"\n')
     file.write_text("-e .\n")
     package = selected(file)
-    assert package == Installed("", "an editable install")
+    assert package == Unknown("an editable install")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 from harness.bugs import catalog, result_file
 from harness.check.bug_status import THERE, BugStatus, recorded
 from harness.check.environment import Environment
-from harness.check.installed import Installed, described
+from harness.check.installed import Installed, OneOf, described
 
 PROJECTS: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("projects.json").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def statuses(packages: dict[str, str]) -> Counter[BugStatus]:
 
 def _installed(name: str, version: str) -> Installed:
     release, *others = version.split(" or ")
-    return Installed("", "several", (release, *others)) if others else described(release)
+    return OneOf((release, *others), "several") if others else described(release)
 
 
 def unknown(since: str = "") -> tuple[int, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, project_files
-from harness.check.installed import LEFT_OUT, Installed
+from harness.check.installed import LEFT_OUT, Unknown
 from harness.check.project_files import Declared, ProjectFile
 from harness.system.errors import UserError
 
@@ -232,7 +232,7 @@ def test_a_package_that_overrides_leave_out_comes_from_elsewhere(
     """Projects for NVIDIA's containers leave out torch: the container has a build of its own."""
     text = f"[project]\ndependencies = ['{declared}']\n[tool.uv]\n{setting}"
     stack = in_file(tmp_path, text, "torch")
-    assert stack.packages == {"torch": Installed("", LEFT_OUT)}
+    assert stack.packages == {"torch": Unknown(LEFT_OUT)}
     assert not any("wheels" in note for note in stack.notes)
 
 
@@ -249,7 +249,7 @@ def test_what_only_a_group_needs_and_overrides_leave_out_counts_with_this_group(
         """
     assert "torch" not in in_file(tmp_path, text, "torch").packages
     stack = environment.of_files([f"{tmp_path}/pyproject.toml[train]"], ["torch"])
-    assert stack.packages == {"torch": Installed("", LEFT_OUT)}
+    assert stack.packages == {"torch": Unknown(LEFT_OUT)}
 
 
 @pytest.mark.usefixtures("offline")

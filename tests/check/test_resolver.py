@@ -11,15 +11,15 @@ from unittest.mock import Mock
 import pytest
 from packaging.tags import platform_tags
 
-from harness.check import environment, resolver, solver
-from harness.check.installed import Installed
+from harness.check import environment, problem, resolver, solver
+from harness.check.installed import Exact
 from harness.releases import uv
 from harness.system.errors import UserError
-from tests.check.published import publish, published, releases
+from tests.check.published import publish, published, releases, starts
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 
-__all__ = ["no_network", "published", "served"]
+__all__ = ["no_network", "published", "served", "starts"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,22 @@ def test_what_cannot_be_resolved_is_left_out_alone(
     for line in lines.splitlines():
         name = re.split(r"[\[=<>]", line)[0]
         assert any(name in note for note in stack.notes)
+
+
+def test_uv_is_started_three_times_at_most(
+    published: type[Handler], starts: list[str], tmp_path: Path
+) -> None:
+    """It was started once for each package without a wheel, and for each contradiction."""
+    for n in range(6):
+        published.pages[f"source{n}"] = page(file_of(f"source{n}-1.0.tar.gz"))
+        publish(published, f"tool{n}", "1.0", f"source{n}", f"a{n}<2", day="2024-01-01")
+        publish(published, f"a{n}", "3.0", day="2024-01-01")
+    file = tmp_path / "requirements.txt"
+    lines = [f"tool{n}==1.0\na{n}==3.0" for n in range(6)]
+    file.write_text("\n".join(["up==1.0", "source", "nowhere", *lines]))
+    stack = environment.of_files([str(file)], ["up", "down", "a0"])
+    assert releases(stack) == {"up": "1.0", "down": "1.5", "a0": "3.0"}
+    assert len(starts) <= 3
 
 
 def test_releases_are_chosen_for_the_python_that_has_the_wheels(
@@ -227,7 +243,7 @@ def test_a_build_counts_as_its_release(
     )
     stack = environment.of_files([str(file)], ["up", "down"])
     assert stack.packages["down"].version == "1.5"
-    assert name == "tool" or stack.packages["up"] == Installed("1.0")
+    assert name == "tool" or stack.packages["up"] == Exact("1.0")
     assert stack.notes == ()
 
 
@@ -253,9 +269,9 @@ def test_without_a_network_a_range_above_the_tested_releases_is_no_mistake(tmp_p
 
 
 def test_a_project_for_other_pythons_is_resolved_for_the_oldest_of_them(tmp_path: Path) -> None:
-    assert solver.other_python(">=3.99") == ""
-    assert solver.other_python(">=3.8") == ""
-    assert solver.other_python("<3.9,>=3.7") == "3.7"
+    assert problem.other_python(">=3.99") == ""
+    assert problem.other_python(">=3.8") == ""
+    assert problem.other_python("<3.9,>=3.7") == "3.7"
 
 
 def test_an_override_replaces_what_other_packages_need(
@@ -325,20 +341,6 @@ def test_a_timeout_is_not_a_contradiction_and_costs_no_second_try(
     assert note.endswith("so each is looked up alone: uv did not answer within 90 s")
     assert "fit together" not in note
     assert execute.call_count == 1
-
-
-def test_a_contradiction_may_contain_the_word_index(
-    published: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Errors with that word passed for those of a silent index."""
-    error = solver.NotResolved("tool-index 1.0 needs missing>=9")
-    solution = solver.Solution({"up": "1.0"})
-    monkeypatch.setattr(solver, "choose_versions", Mock(side_effect=[error, solution]))
-    file = tmp_path / "requirements.txt"
-    file.write_text("up\ntool-index==1.0\n")
-    stack = environment.of_files([str(file)], ["up"])
-    assert stack.packages["up"].version == "1.0"
-    assert stack.notes[0].startswith("no releases were found that fit together, so tool-index was")
 
 
 @pytest.mark.parametrize("line", ["./-e evil", "./two words", "../.."])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, synonyms
-from harness.check.installed import LEFT_OUT, Installed
+from harness.check.installed import LEFT_OUT, Exact, Installed, OneOf, Unknown
 from harness.system.errors import Inconclusive, UserError
 from tests.index import Handler, no_network, served
 
@@ -122,9 +122,9 @@ type = "git"
 url = "https://github.com/us/up.git"
 reference = "v4.40.0"
 resolved_reference = "a5" """
-ONE, TWO = Installed("4.40.0"), Installed("4.57.6")
-BOTH = Installed("", "uv.lock has 4.40.0 and 4.57.6", ("4.40.0", "4.57.6"))
-ELSEWHERE = Installed("", LEFT_OUT)
+ONE, TWO = Exact("4.40.0"), Exact("4.57.6")
+BOTH = OneOf(("4.40.0", "4.57.6"), "uv.lock has 4.40.0 and 4.57.6")
+ELSEWHERE = Unknown(LEFT_OUT)
 
 
 def manifest(overrides: str) -> str:
@@ -163,28 +163,28 @@ def manifest(overrides: str) -> str:
         (
             "uv.lock",
             uv(("4.40.0", 'git = "https://host/up?rev=main#a5"', "")),
-            Installed("4.40.0", "installed from git"),
+            Unknown("installed from git", "4.40.0"),
         ),
         (
             "uv.lock",
             uv(("4.40.0", 'editable = "../up"', "")),
-            Installed("4.40.0", "an editable install"),
+            Unknown("an editable install", "4.40.0"),
         ),
         (
             "uv.lock",
             uv(("4.40.0", 'editable = "../up"', "")).replace('version = "4.40.0"', ""),
-            Installed("", "an editable install"),
+            Unknown("an editable install"),
         ),
         ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up?tag=v4.40.0#a5"', "")), ONE),
         (
             "uv.lock",
             uv(("4.40.0", 'git = "https://github.com/us/up?branch=v4.40.0#a5"', "")),
-            Installed("4.40.0", "installed from git"),
+            Unknown("installed from git", "4.40.0"),
         ),
         (
             "uv.lock",
             uv(("4.41.0.dev0", 'git = "https://github.com/us/up#a5"', "")),
-            Installed("4.41.0.dev0"),
+            Exact("4.41.0.dev0"),
         ),
         ("poetry.lock", poetry(), None),
         ("poetry.lock", poetry(("4.40.0", GIT_TAG)), ONE),
@@ -202,12 +202,12 @@ def manifest(overrides: str) -> str:
         (
             "poetry.lock",
             poetry(("4.40.0", '[package.source]\ntype = "git"\nurl = "https://host/up"')),
-            Installed("4.40.0", "installed from git"),
+            Unknown("installed from git", "4.40.0"),
         ),
         (
             "poetry.lock",
             poetry(("4.40.0", 'develop = true\n[package.source]\ntype = "directory"\nurl = "up"')),
-            Installed("4.40.0", "an editable install"),
+            Unknown("an editable install", "4.40.0"),
         ),
         (
             "poetry.lock",
@@ -220,7 +220,7 @@ def manifest(overrides: str) -> str:
         (
             "pylock.train.toml",
             pylock(sdist("4.40.0"), sdist("4.57.6", "'dev' not in dependency_groups")),
-            Installed("", "pylock.train.toml has 4.40.0 and 4.57.6", BOTH.candidates),
+            OneOf(BOTH.versions, "pylock.train.toml has 4.40.0 and 4.57.6"),
         ),
         (
             "pylock.toml",
@@ -236,19 +236,19 @@ def manifest(overrides: str) -> str:
         (
             "pylock.toml",
             pylock(("4.40.0", 'vcs = {type = "git", url = "https://host/up", commit-id = "a5"}')),
-            Installed("4.40.0", "installed from git"),
+            Unknown("installed from git", "4.40.0"),
         ),
         (
             "pylock.toml",
             pylock(("4.40.0", 'directory = {path = "up", editable = true}')),
-            Installed("4.40.0", "an editable install"),
+            Unknown("an editable install", "4.40.0"),
         ),
         (
             "pylock.toml",
             pylock(
                 ("", 'archive = {path = "up-4.40.0-py3-none-any.whl", hashes = {sha256 = "a5"}}')
             ).replace('version = ""', ""),
-            Installed("4.40.0", "a local file"),
+            Unknown("a local file", "4.40.0"),
         ),
         (
             "Pipfile.lock",
@@ -260,7 +260,7 @@ def manifest(overrides: str) -> str:
         (
             "conda.json",
             conda(("Up", "4.40.0", "<develop>")),
-            Installed("4.40.0", "an editable install"),
+            Unknown("an editable install", "4.40.0"),
         ),
     ],
 )
@@ -283,13 +283,13 @@ def test_other_names_of_torch_and_its_builds_are_known(write: Write) -> None:
         write(name, text)
         return environment.of_files([name], NAMES).packages["torch"]
 
-    assert torch("-", conda(("pytorch", "2.5.1", "conda-forge"))) == Installed("2.5.1")
+    assert torch("-", conda(("pytorch", "2.5.1", "conda-forge"))) == Exact("2.5.1")
     builds = uv(("2.13.0+cpu", INDEX, ""), ("2.13.0+cu130", INDEX, "")).replace('"up"', '"torch"')
-    assert torch("uv.lock", builds) == Installed("2.13.0")
+    assert torch("uv.lock", builds) == Exact("2.13.0")
     mixed = builds.replace("+cpu", "")
-    assert torch("uv.lock", mixed) == Installed("2.13.0")
+    assert torch("uv.lock", mixed) == Exact("2.13.0")
     for label in ("cu130", "cpu", "rocm6.4", "xpu", "cpu.cxx11.abi", "cu117.with.pypi.cudnn"):
-        assert torch("-", f"torch==2.13.0+{label}\n") == Installed("2.13.0")
+        assert torch("-", f"torch==2.13.0+{label}\n") == Exact("2.13.0")
 
 
 FREEZE = """\
@@ -305,9 +305,9 @@ def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
     write("-", FREEZE)
     stack = environment.of_files(["-"], NAMES)
     assert stack.packages == {
-        "up": Installed("4.40.0", "an editable install"),
-        "second-one": Installed("", "installed from git"),
-        "torch": Installed("2.13.0"),
+        "up": Unknown("an editable install", "4.40.0"),
+        "second-one": Unknown("installed from git"),
+        "torch": Exact("2.13.0"),
     }
     assert (stack.where, stack.complete) == ("standard input", True)
 
@@ -361,7 +361,7 @@ def test_several_requirements_files_describe_one_environment(write: Write) -> No
     write("a.txt", "up==4.40.0\n")
     write("b.txt", "second-one==1.0\nup>4\n")
     stack = environment.of_files(["a.txt", "b.txt", "a.txt"], NAMES)
-    assert stack.packages == {"up": ONE, "second-one": Installed("1.0")}
+    assert stack.packages == {"up": ONE, "second-one": Exact("1.0")}
     assert (stack.where, stack.complete) == ("a.txt and b.txt", False)
     write("-", FREEZE)
     assert not environment.of_files(["a.txt", "-"], NAMES).complete
@@ -374,7 +374,7 @@ def test_an_index_without_the_package_leaves_its_version_unknown(
     write: Write, served: type[Handler]
 ) -> None:
     write("a.txt", "up>=4\n")
-    assert up_in("a.txt") == Installed("", "the index has no package up")
+    assert up_in("a.txt") == Unknown("the index has no package up")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, interpreter
-from harness.check.installed import Installed
+from harness.check.installed import Exact, Installed, Unknown
 from harness.system.errors import Inconclusive, UserError
 from tests.sandbox import PATIENCE, lives, within
 
@@ -58,7 +58,7 @@ def test_this_interpreter_has_the_packages_asked_for_and_torch(
     (site / "second_one.py").write_text("raise RuntimeError('imported')")
     stack = environment.of_this_interpreter(NAMES)
     assert list(stack.packages) == ["second-one", "torch"]
-    assert stack.packages["second-one"] == Installed("0.1")
+    assert stack.packages["second-one"] == Exact("0.1")
     assert stack.packages["torch"].public.startswith("2.")
     assert stack.complete
     assert stack.interpreter is not None
@@ -70,26 +70,26 @@ def test_this_interpreter_has_the_packages_asked_for_and_torch(
 @pytest.mark.parametrize(
     ("version", "direct_url", "expected"),
     [
-        ("1.2.3", None, Installed("1.2.3")),
-        ("1.2.3", GIT, Installed("1.2.3", "installed from git")),
-        ("1.2.3", EDITABLE, Installed("1.2.3", "an editable install")),
-        ("1.2.3", {"url": "file:///up", "dir_info": {}}, Installed("1.2.3", "a local folder")),
+        ("1.2.3", None, Exact("1.2.3")),
+        ("1.2.3", GIT, Unknown("installed from git", "1.2.3")),
+        ("1.2.3", EDITABLE, Unknown("an editable install", "1.2.3")),
+        ("1.2.3", {"url": "file:///up", "dir_info": {}}, Unknown("a local folder", "1.2.3")),
         (
             "1.2.3",
             {"url": "file:///up-1.2.3.whl", "archive_info": {}},
-            Installed("1.2.3", "a local file"),
+            Unknown("a local file", "1.2.3"),
         ),
         (
             "1.2.3",
             {"url": "https://host/up-1.2.3.whl", "archive_info": {}},
-            Installed("1.2.3", "a file from the web"),
+            Unknown("a file from the web", "1.2.3"),
         ),
-        ("1.2.3", {"url": CONDA, "dir_info": {}}, Installed("1.2.3")),
-        ("1.2.3", [], Installed("1.2.3", "its direct_url.json cannot be read")),
-        ("1.3.0.dev0", None, Installed("1.3.0.dev0")),
-        ("1.3.0+cu121", None, Installed("1.3.0")),
-        ("1.2.3+a5b6", None, Installed("1.2.3+a5b6", "a build with the label +a5b6")),
-        ("weird", None, Installed("", "'weird' is not a version")),
+        ("1.2.3", {"url": CONDA, "dir_info": {}}, Exact("1.2.3")),
+        ("1.2.3", [], Unknown("its direct_url.json cannot be read", "1.2.3")),
+        ("1.3.0.dev0", None, Exact("1.3.0.dev0")),
+        ("1.3.0+cu121", None, Exact("1.3.0")),
+        ("1.2.3+a5b6", None, Unknown("a build with the label +a5b6", "1.2.3+a5b6")),
+        ("weird", None, Unknown("'weird' is not a version")),
     ],
 )
 def test_what_is_no_release_of_an_index_has_an_origin(
@@ -106,17 +106,17 @@ def test_a_checkout_after_setup_py_develop_is_an_editable_install(site: Path) ->
         egg.mkdir(parents=True)
         (egg / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: up\nVersion: 1.2.3\n")
         sys.path.insert(0, str(folder))  # the fixture restores it
-        origin = "an editable install" if folder == checkout else ""
-        assert up_here() == Installed("1.2.3", origin)
+        editable, release = Unknown("an editable install", "1.2.3"), Exact("1.2.3")
+        assert up_here() == (editable if folder == checkout else release)
 
 
 def test_damaged_metadata_give_no_version(site: Path) -> None:
     distribution(site, "up", "1.0")
     second = distribution(site, "up", "2.0")
-    assert up_here() == Installed("", "its folder has the metadata of 1.0 and 2.0")
+    assert up_here() == Unknown("its folder has the metadata of 1.0 and 2.0")
     for folder in site.iterdir():
         (folder / "METADATA").unlink()
-    assert up_here() == Installed("", "its version is not recorded")
+    assert up_here() == Unknown("its version is not recorded")
     assert second.is_dir()
 
 
@@ -152,9 +152,9 @@ def test_another_interpreter_is_asked_by_its_folder_or_its_program(
     for path in (Path("env"), Path("env/bin/python"), venv_folder):
         stack = environment.of_interpreter(path, NAMES)
         assert stack.packages == {
-            "up": Installed("1.2.3"),
-            "second-one": Installed("1.0", "installed from git"),
-            "torch": Installed("2.13.0"),
+            "up": Exact("1.2.3"),
+            "second-one": Unknown("installed from git", "1.0"),
+            "torch": Exact("2.13.0"),
         }
         assert stack.where == f"env/bin/python (Python {platform.python_version()})"
         assert stack.complete
@@ -188,7 +188,7 @@ def test_our_environment_does_not_change_what_another_interpreter_finds(
 )
 def test_a_noisy_interpreter_is_understood(venv_folder: Path, code: str) -> None:
     customize(venv_folder, code)
-    assert environment.of_interpreter(venv_folder, NAMES).packages == {"up": Installed("1.2.3")}
+    assert environment.of_interpreter(venv_folder, NAMES).packages == {"up": Exact("1.2.3")}
 
 
 OTHER_ANSWERS = (
@@ -253,7 +253,7 @@ def test_a_training_library_of_an_interpreter_that_the_catalogue_does_not_have_i
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
         (site / f"{name}-1.0.dist-info" / "METADATA").write_text(text)
     stack = environment.of_interpreter(venv_folder, NAMES)
-    assert stack.packages == {"up": Installed("1.2.3")}
+    assert stack.packages == {"up": Exact("1.2.3")}
     assert stack.notes == (
         "no bug of rsl-rl-lib and verl is recorded here, which does not mean that they have none",
     )

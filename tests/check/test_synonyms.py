@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from harness.bugs import catalog
 from harness.check.bug_status import BugStatus, recorded
 from harness.check.environment import Environment, of_files, of_interpreter
-from harness.check.installed import at_address
+from harness.check.installed import NewestOf, OneOf, at_address
 from harness.check.synonyms import PACKAGES, PUBLISHED
 from harness.cli import check
 
@@ -88,7 +88,8 @@ def test_all_releases_of_a_package_and_its_synonym_count(
     tmp_path: Path, packages: tuple[str, ...], candidates: set[str]
 ) -> None:
     environment = of(tmp_path, "poetry.lock", lock(*packages))
-    assert set(environment.packages["pytorch-lightning"].candidates) == candidates
+    package = environment.packages["pytorch-lightning"]
+    assert set(package.versions if isinstance(package, OneOf) else ()) == candidates
 
 
 def test_of_many_releases_only_the_first_are_printed(
@@ -197,5 +198,5 @@ def test_a_requirement_may_have_the_name_of_the_repository(
     tmp_path: Path, requirement: str, package: str
 ) -> None:
     environment = of(tmp_path, "requirements.txt", requirement)
-    ours = [name for name, entry in environment.packages.items() if not entry.newest_of]
+    ours = [name for name, entry in environment.packages.items() if not isinstance(entry, NewestOf)]
     assert [name for name in ours if name not in NEEDED] == [package] * bool(package)

@@ -11,7 +11,10 @@ import pytest
 from harness.check import requirements, source
 from harness.check.environment import of_files
 from harness.system.errors import UserError
+from tests.check.published import published, starts
+from tests.index import Handler, served
 
+__all__ = ["published", "served", "starts"]
 pytestmark = pytest.mark.usefixtures("offline")
 
 PIP_LIST = "Package    Version Editable project location\n---------- ------- ------\nup  1.0\n"
@@ -126,7 +129,7 @@ def test_a_search_in_folders_ends(tmp_path: Path) -> None:
     assert not [note for note in of_files(["."], ["up"]).notes if "z has" in note]
 
 
-def test_what_a_package_from_git_needs_has_the_true_reason() -> None:
+def test_what_a_package_from_git_needs_has_the_true_reason(published: type[Handler]) -> None:
     Path("requirements.txt").write_text("apex @ git+https://github.com/NVIDIA/apex\nup==1.0\n")
     notes = " ".join(of_files(["requirements.txt"], ["up"]).notes)
     assert "what these need was not looked up, as they do not come from an index: apex" in notes

@@ -8,14 +8,15 @@ from unittest.mock import Mock
 import pytest
 
 from harness.bugs import catalog
-from harness.check import environment, needs, solver, source_only
+from harness.check import environment, needs, solver
+from harness.check.installed import NewestOf
 from harness.releases import index
-from tests.check.published import publish, published, releases
+from tests.check.published import publish, published, releases, starts
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 from tests.sandbox import refused
 
-__all__ = ["no_network", "published", "served"]
+__all__ = ["no_network", "published", "served", "starts"]
 
 
 def test_it_is_known_what_each_package_of_the_catalogue_needs() -> None:
@@ -156,7 +157,7 @@ def test_what_a_package_needs_does_not_vanish_where_it_has_no_wheels(
     file.write_text(f"{line}\nup\n")
     stack = environment.of_files([str(file)], ["down", "deepspeed"])
     assert releases(stack) == {"deepspeed": "0.15.0", "down": "2.5", "torch": "2.9.0"}
-    assert stack.packages["deepspeed"].newest_of == "the other packages"
+    assert stack.packages["deepspeed"] == NewestOf("0.15.0", "the other packages")
     assert not any(path.endswith(".gz") for path in published.requests)
 
 
@@ -195,25 +196,6 @@ def test_no_old_release_is_taken_because_the_newest_needs_what_has_no_wheel(
     stack = environment.of_files([str(file)], ["down", "trainer"])
     assert releases(stack) == {"down": "3.0", "trainer": "2.0"}
     assert stack.notes == ()
-
-
-def test_the_log_of_uv_says_which_searches_failed() -> None:
-    """uv comes back to a package: a search is no failure if a later selection is in its range."""
-    lines = [
-        "Searching for a compatible version of late (>=2)",
-        "Searching for a compatible version of Source (>=4.9.dev0, <4.10.dev0)",
-        "Searching for a compatible version of source (>=4.9.dev0, <=4.9.2)",
-        "Searching for a compatible version of build (==4.8)",
-        "Selecting: build==4.8+cu121 [compatible] (build-4.8-py3-none-any.whl)",
-        "Searching for a compatible version of late[more] (<1 | >=2, <3+)",
-        "Selecting: late==2.5 [compatible] (late-2.5-py3-none-any.whl)",
-    ]
-    searches = source_only.searches("\n".join(f"DEBUG {line}" for line in lines))
-    assert [(search.requirement, search.selected) for search in searches] == [
-        ("source>=4.9.dev0, <4.10.dev0", ""),
-        ("source>=4.9.dev0, <=4.9.2", ""),
-        ("late>=2", "2.5"),
-    ]
 
 
 @pytest.mark.parametrize("needed", [False, True])

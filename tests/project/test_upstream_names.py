@@ -20,7 +20,6 @@ ALLOWED = {
     "check/environment.py": EXAMPLES,
     "check/requirement_lines.py": EXAMPLES,
     "check/settings_files.py": "the formats of settings files",
-    "check/source_only.py": "packages that any project may need",
     "cli/__init__.py": EXAMPLES,
     "cli/bench.py": "the import of the largest package",
     "cli/check.py": "options for the formats of settings files",

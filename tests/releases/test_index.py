@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,42 @@ def test_an_index_that_sends_a_byte_now_and_then_has_no_answer(
     monkeypatch.setattr(served, "dripping", 0.1)
     assert isinstance(answer := read(), index.NoNetwork)
     assert str(answer).startswith("the index did not send its list of deepspeed within")
+
+
+LINES = ("Requires-Dist: Down_=>1", "Requires-Dist: old_one>=1.7.*", "Requires-Dist: down (<2)")
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_what_a_release_needs_is_in_the_metadata_of_its_wheel(
+    served: type[Handler], monkeypatch: pytest.MonkeyPatch, is_beside: bool
+) -> None:
+    name = "up-1.0-py3-none-any.whl"
+    text = "\n".join(["Metadata-Version: 2.1", "Name: up", *LINES, "", ""])
+    served.pages["up"] = page(file(name, DAY))
+    if is_beside:
+        served.pages[f"up/{name}.metadata"] = text
+    (release,) = index.releases("up")
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("up/vendor/other-1.0.dist-info/METADATA", "Requires-Dist: wrong\n")
+        archive.writestr("up-1.0.dist-info/METADATA", text)
+    if not is_beside:
+        assert index.needs(release, 11) is None, "the server sends no part of a file"
+        index.forget()
+        monkeypatch.setattr(index, "_RemoteFile", lambda _: io.BytesIO(content.getvalue()))
+    needs = index.needs(release, 11)
+    assert needs is not None
+    assert [str(need) for need in needs] == ["old-one>=1.7", "down<2"], "the first is invalid"
+
+
+@pytest.mark.parametrize(
+    ("tag", "pythons"),
+    [("py3-none", {7, 19}), ("cp311-cp311", {11}), ("cp38-abi3", {8, 19}), ("cp36-none", set())],
+)
+def test_a_wheel_is_for_some_pythons(tag: str, pythons: set[int]) -> None:
+    wheel = f"up-1.0-{tag}-any.whl"
+    minors = index.Release("up", "1.0", DAY, wheels={wheel: wheel}).minors
+    assert ({min(minors), max(minors)} if minors else set()) == pythons
 
 
 def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.MonkeyPatch) -> None:
