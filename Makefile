@@ -11,7 +11,6 @@
 # make release   build the wheel and the source archive, and try them in a new environment
 # make site      write the website to build/site
 # make setup     only set up
-# make bench     where the time of a run goes, and the time of every scenario
 PYTHON ?= python3
 VENV ?= .venv
 # On a machine with GPUs choose a torch that suits its driver: make run TORCH=torch
@@ -23,7 +22,7 @@ READY := $(VENV)/.ready
 # As many tests at once as there are cores, up to four.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: run test lint unit slow scenarios variants reports browser slurm pythons confirm test-ci test-all docker release site setup bench clean
+.PHONY: run test lint unit slow scenarios variants reports browser slurm pythons confirm test-ci test-all docker release site setup clean
 
 run: $(READY)
 	$(BIN)/python -m harness run scenario=$(SCENARIO)
@@ -99,9 +98,6 @@ site: $(READY)
 	$(BIN)/distributed-bugs site --out build/site
 
 setup: $(READY)
-
-bench: $(READY)
-	$(BIN)/python -m harness bench $(SCENARIO) --all
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

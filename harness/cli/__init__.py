@@ -38,7 +38,7 @@ USERS = (
 )
 """The commands for people who only want to know about bugs; the others are for maintainers."""
 
-IN_A_CHECKOUT = ("admit", "bench", "evidence", "lock", "new", "pages")
+IN_A_CHECKOUT = ("admit", "evidence", "lock", "new", "pages")
 """The commands that write into the checkout, or need what only a checkout has."""
 
 

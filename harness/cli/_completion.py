@@ -21,7 +21,7 @@ from harness.run.run_config import ALL
 BY_NAME = ("lock", "pages", "show", "signatures")
 """Commands that take names of scenarios; the others take ``scenario=NAME``."""
 
-BY_OVERRIDE = ("admit", "bench", "bisect", "matrix", "run", "watch")
+BY_OVERRIDE = ("admit", "bisect", "matrix", "run", "watch")
 OVERRIDE = "scenario="
 
 

@@ -75,12 +75,6 @@ class Detector:
         return list(_alarms(run))
 
 
-class Budget(Detector):
-    """guard with its usual budget."""
-
-    settings = Settings(quiet=True)
-
-
 def _chain(optimizer: Any) -> Iterator[Any]:
     """An optimizer, such as that of an engine or of accelerate, and those that it wraps."""
     while optimizer is not None:

@@ -21,7 +21,6 @@ ALLOWED = {
     "check/requirement_lines.py": EXAMPLES,
     "check/settings_files.py": "the formats of settings files",
     "cli/__init__.py": EXAMPLES,
-    "cli/bench.py": "the import of the largest package",
     "cli/check.py": "options for the formats of settings files",
     "cli/models.py": "models are those of transformers",
     "cli/new.py": EXAMPLES,

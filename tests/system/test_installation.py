@@ -37,7 +37,6 @@ def lacks(monkeypatch: MonkeyPatch, *names: str) -> None:
         ["bisect", *RANGE],
         ["watch", "--history", "history.jsonl"],
         ["admit", BUG],
-        ["bench", "sampler_shards"],
     ],
     ids=" ".join,
 )
@@ -93,7 +92,7 @@ def test_deepspeed_is_not_built_without_torch(
 @pytest.mark.parametrize(
     "words",
     [
-        *([name, "x"] for name in ("admit", "bench", "evidence", "lock", "new", "pages")),
+        *([name, "x"] for name in ("admit", "evidence", "lock", "new", "pages")),
         ["matrix", *RANGE, "--record"],
         ["bisect", *RANGE, "--record"],
     ],

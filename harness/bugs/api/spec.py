@@ -427,7 +427,7 @@ class Context(Position):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the wall seconds of a part of the run, for ``bench``."""
+        """Measure the wall seconds of a part of the run, for its result."""
         start = time.perf_counter()
         try:
             yield

@@ -76,7 +76,9 @@ def alike(views: Iterable[View]) -> Iterator[list[View]]:
     """The ranks, in groups that have updates of the same parameters with the same settings."""
     groups: dict[Any, list[View]] = {}
     for view in views:
-        scalars = tuple((begin.step, begin.rate) for begin in _begins(view))
+        updates = view.post.parameters.updates
+        on_device = any(one.step < 0 or one.rate < 0 for one in updates)
+        scalars = tuple((one.step, one.rate) for one in _begins(view)) if on_device else ()
         sizes = tuple(together.table(view).numbers[SIZE].tolist())
         form = view.post.run.form or view.rank
         key = form, together.table(view).columns.digest, sizes, scalars
