@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,7 +13,7 @@ from harness.__main__ import main
 from harness.bugs import pins
 from harness.releases import index, overlay
 from harness.system import installation, machine
-from harness.system.errors import Fault
+from harness.system.errors import Fault, Inconclusive
 from harness.system.text import SCRIPT
 from tests.sandbox import refused
 
@@ -63,12 +64,16 @@ def test_without_torch_a_mistake_is_still_reported_first(
     assert "did you mean sampler_shards?" in refused(capsys, ["run", "scenario=sampler_shard"])
 
 
+def no_index(*_: object) -> NoReturn:
+    raise Inconclusive("the index does not answer")
+
+
 def test_without_torch_check_keeps_what_was_recorded(
     tmp_path: Path, cache: Path, monkeypatch: MonkeyPatch, capsys: Capture
 ) -> None:
     lacks(monkeypatch, "torch")
     monkeypatch.setattr(machine, "release_of", lambda _: None)
-    monkeypatch.setattr(index, "releases", None)
+    monkeypatch.setattr(index, "releases", no_index)
     file = tmp_path / "requirements.txt"
     file.write_text("accelerate==0.28.0\ntorch==2.5.1\n")
     assert main(["check", BUG, "--run", "lane=cpu", "-r", str(file)]) == 1
