@@ -1,4 +1,6 @@
-"""torchtitan's Trainer, as before 0.3, with its small LLaMA: the ranks are stages of a pipeline."""
+"""torchtitan's Trainer, as before 0.3, with its small LLaMA: the ranks are stages of a pipeline.
+
+With ``--copies`` they are copies of the model under DDP, which have the same rows."""
 
 import argparse
 import dataclasses
@@ -16,6 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
 parser.add_argument("--stages", type=int, default=1)
+parser.add_argument("--copies", action="store_true")
 parser.add_argument("--padded", action="store_true", help="rows of unlike lengths")
 options = parser.parse_args()
 
@@ -40,10 +43,13 @@ job = JobConfig()
 job.job.dump_folder = tempfile.gettempdir()
 job.model.name, job.model.flavor, job.activation_checkpoint.mode = "ours", "debugmodel", "none"
 job.training.local_batch_size, job.training.seq_len = options.batch_size, LENGTH
-job.training.global_batch_size = options.batch_size * options.accum
+copies = options.stages if options.copies else 1
+job.training.global_batch_size = options.batch_size * options.accum * copies
 job.training.mixed_precision_param, job.training.max_norm = "float32", math.inf
 job.lr_scheduler.warmup_steps = 1
-job.parallelism.pipeline_parallel_degree = options.stages
+job.parallelism.data_parallel_replicate_degree = copies
+job.parallelism.data_parallel_shard_degree = 1
+job.parallelism.pipeline_parallel_degree = options.stages // copies
 trainer = Trainer(job)
 for part in trainer.model_parts:
     for name, weight in part.named_parameters():  # the same ones, however many stages there are

@@ -43,5 +43,5 @@ def run(ctx: api.Context) -> None:
     from scenarios.torchtitan import _trainer
 
     p = ctx.params
-    labels = [[p.length] * p.rows]
-    _trainer.train(ctx, p.length, labels, "sum", ctx.world_size if p.pipeline else 1)
+    stages = ctx.world_size if p.pipeline else 1
+    _trainer.train(ctx, p.length, [[p.length] * p.rows], "sum", pipeline_parallel_degree=stages)
