@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posting.packing import packed, unpacked
 from harness.rank.guard.posting.posts import Post
 from tests.guard.judging import judged, moves_weight, on_all, the_alarm, uses
 from tests.guard.made_posts import SIZES, Change, made_posts, sums
@@ -148,28 +145,6 @@ def test_part_of_the_parameters_is_judged(number: int) -> None:
     assert judge(made_posts(on_all(looks_at(number))), memory) == []
     compared = {"replicas": 1, "gradients": 1, "updates": 2, "accumulation": 1}
     assert memory.compared.items() >= compared.items()
-
-
-@pytest.mark.parametrize("ranks", [2, 100])
-def test_right_step_of_many_ranks_needs_no_look_at_each_of_them(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for check, function in (
-        ("gradients", "_pairs"),
-        ("replicas", "_distance"),
-        ("updates", "_wrong"),
-    ):
-        monkeypatch.delattr(importlib.import_module(f"harness.rank.guard.checks.{check}"), function)
-    memory = Memory()
-
-    assert judge([unpacked(packed(post)) for post in made_posts(ranks=ranks)], memory) == []
-    assert memory.compared == {
-        "replicas": 2,
-        "gradients": 2,
-        "updates": 2 * ranks,
-        "accumulation": 1,
-        "common rows": ranks,
-    }
 
 
 def test_fault_of_one_among_many_ranks() -> None:

@@ -13,7 +13,7 @@ from harness.__main__ import main
 from harness.bugs import pins
 from harness.releases import index, overlay
 from harness.system import installation, machine
-from harness.system.errors import Fault, Inconclusive
+from harness.system.errors import Fault
 from harness.system.text import SCRIPT
 from tests.sandbox import refused
 
@@ -65,7 +65,7 @@ def test_without_torch_a_mistake_is_still_reported_first(
 
 
 def no_index(*_: object) -> NoReturn:
-    raise Inconclusive("the index does not answer")
+    raise index.NoNetwork("the index does not answer")
 
 
 def test_without_torch_check_keeps_what_was_recorded(

@@ -49,7 +49,7 @@ class GradientEvents:
         training = self._trainings.of(event.values[0])
         if training is not None:
             training.take_used()
-            training.checked.unscale(event.owner)
+            training.checked.clips.unscale(event.owner, training.armed)
 
     def _unscale_group(self, event: WrapperUnscale) -> None:
         training = self._trainings.of(event.owner.optimizer)

@@ -61,7 +61,8 @@ class Merge:
     def begin(self, trainings: Sequence[Training]) -> None:
         """Ask the layer with its adapter."""
         weights = [p for p in self._layer.parameters() if p.requires_grad]
-        if self._layer.merged_adapters or not any(one.has_left(weights) for one in trainings):
+        is_trained = any(one.model.has_left(weights, one.steps) for one in trainings)
+        if self._layer.merged_adapters or not is_trained:
             return
         base = self._layer.get_base_layer()
         self._inputs = _inputs(base)

@@ -112,7 +112,7 @@ class StepEvents:
         training = self._trainings.of(event.values[0])
         before = training.steps if training is not None else 0
         if training is not None:  # a fused optimizer divides in its step
-            self._fence.call(training.checked.unscale, event.owner)
+            self._fence.call(training.checked.clips.unscale, event.owner, training.armed)
         value = call()
         if training is not None and training.steps == before:
             self._fence.call(self._skip, training, self._trainings.scaler)

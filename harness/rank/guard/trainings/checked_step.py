@@ -81,10 +81,6 @@ class CheckedStep:
         """Note that gradients are clipped: those of the parameters with these ids."""
         self.clips.begin(ids, norm_type, self._model.watched, self.numbers)
 
-    def unscale(self, scaler: Any) -> None:
-        """Note that a loss scaler divides the gradients."""
-        self.clips.unscale(scaler, self.is_armed)
-
     def take_updates(self, optimizer: Any) -> None:
         """Sample what the formula of the optimizer needs, before its step."""
         self.updates.take(optimizer, self._model.watched, self.numbers, self._check)

@@ -121,10 +121,6 @@ class Training:
         parameter = next((p for g in self.optimizer().param_groups for p in g["params"]), None)
         return any(p is parameter for group in optimizer.param_groups for p in group["params"])
 
-    def has_left(self, parameters: Sequence[Any]) -> bool:
-        """Whether parameters are as the last step has left them: nothing else has written them."""
-        return self.model.has_left(parameters, self.steps)
-
     # -- gradients --
 
     def begin_backward(self, place: Hashable) -> bool:
