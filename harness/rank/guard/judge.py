@@ -12,7 +12,7 @@ from .check_table import CHECKS
 from .checks import together
 from .checks.accumulation import LOSS_NEAR, loss_count
 from .checks.checkpoints import checkpoints
-from .checks.replicas import replicas
+from .checks.replicas import copies, replicas
 from .checks.views import Alarm, Memory, View
 from .posting.packing import ParameterTable
 from .posting.posts import LAST, Post
@@ -81,7 +81,9 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         count = memory.compared.get("replicas", 0)
         for alarm in replicas(views, memory):
             # What writes an average, or other weights, on one rank changes all of them.
-            yield from [alarm] if 2 * len(alarm.parameters) <= memory.compared["replicas"] else []
+            known = [view for view in views if view.first_bits is not None]
+            trained = sum(1 for _ in copies(views, [(v, n) for v in known for n in v.numbers]))
+            yield from [alarm] if 2 * len(alarm.parameters) <= trained else []
         memory.compared["replicas"] = max(count, memory.compared["replicas"])
     names = [tuple(view.post.outputs.buffers) for view in views]
     if len(set(names)) == 1 and names[0]:

@@ -13,7 +13,7 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Copies of a weight that were equal when training began are equal, bit by bit."""
     memory.compared["replicas"], unequal = together.unequal_copies(views)
     distances, ranks = dict[str, float](), set()
-    for members in _copies(views, unequal):
+    for members in copies(views, unequal):
         bits = [view.bits(number) for view, number in members]
         usual = max(dict.fromkeys(bits), key=bits.count)
         model = members[bits.index(usual)]
@@ -31,7 +31,7 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         yield Alarm("replicas", "differ", text, sorted(ranks), size, names)
 
 
-def _copies(
+def copies(
     views: Sequence[View], parameters: Sequence[tuple[View, int]]
 ) -> Iterator[list[tuple[View, int]]]:
     """Those of some parameters of ranks that are copies of one weight."""
