@@ -63,9 +63,10 @@ class Map(LightningModule):  # type: ignore[misc]
         return {}
 
     def on_train_batch_end(self, _outputs: Any, _: Any, number: int) -> None:
-        step, before_end = divmod(number + 1, self.ctx.params.accumulation)
-        if before_end:
+        window = self.ctx.params.accumulation
+        if (number + 1) % window and number + 1 < len(self.batches):
             return
+        step = number // window + 1
         facts = self.update.facts(self.ctx.params.lr)
         loss = sum(self.losses) / len(self.losses)
         self.ctx.record("step", step, loss=loss, **self.extra_facts(), **facts)
@@ -77,19 +78,24 @@ def fit(
     build: Callable[[api.Context], Map],
     *,
     validated: bool = False,
+    left_out: int = 0,
     **options: Any,
 ) -> None:
-    """Train for one epoch; each rank gets its part of each global batch."""
+    """Train for one epoch; each rank gets its part of each global batch.
+
+    The last window has ``left_out`` micro-batches less than the others.
+    """
     p = ctx.params
     torch.manual_seed(ctx.seed)
     model = build(ctx)
     rows = linear.batches(ctx, model.map, p.batch * ctx.world_size, 5.0, 0.1)
-    model.batches = list(islice(rows, p.accumulation * p.steps))
+    model.batches = list(islice(rows, p.accumulation * p.steps - left_out))
     trainer = Trainer(
         accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
         devices=ctx.world_size,
         strategy=DDPStrategy(process_group_backend=ctx.lane.backend),
         accumulate_grad_batches=p.accumulation,
+        limit_train_batches=len(model.batches),
         num_sanity_val_steps=0,
         max_epochs=1,
         logger=False,
