@@ -29,8 +29,8 @@ from tests.recording import RECORDED, Recording
 
 TODAY = int(os.environ.setdefault("DAY_OF_TESTS", str(date.today().toordinal())))
 """All processes of one session have the same day, also at midnight."""
-SLOW_DAYS = 15
-"""CI runs each slow test every fifteenth day: all of them take an hour on 2 cores."""
+SLOW_DAYS = 30
+"""CI runs each slow test every thirtieth day: all of them take hours on 2 cores, and CI 40 minutes."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.guard.test_engines import DEEPSPEED, LIGHTNING, TRAINER, Engine, Run, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.launch, pytest.mark.by_day(4)]
+pytestmark = [pytest.mark.slow, pytest.mark.launch, pytest.mark.by_day(8)]
 
 ACCELERATED = "accelerated.py --batch-size 2 --accum 2 --save-at 5"
 TRAINED = (

@@ -40,7 +40,7 @@ RIGHT = [
 
 @pytest.mark.parametrize(
     ("training", "ranks", "parameters"),
-    [pytest.param(*one, marks=pytest.mark.by_day(4), id=one[0]) for one in RIGHT],
+    [pytest.param(*one, marks=pytest.mark.by_day(8), id=one[0]) for one in RIGHT],
 )
 def test_gradients_of_a_right_training_are_compared(
     under_guard: Trainer, training: str, ranks: int, parameters: int
@@ -91,7 +91,7 @@ WRONG = [
 
 @pytest.mark.parametrize(
     ("fault", "ranks"),
-    [pytest.param(*one, marks=pytest.mark.by_day(4), id=one[0].training) for one in WRONG],
+    [pytest.param(*one, marks=pytest.mark.by_day(8), id=one[0].training) for one in WRONG],
 )
 def test_fault_is_told_once(under_guard: Trainer, fault: Fault, ranks: int) -> None:
     assert_told(under_guard, fault, ranks=ranks)

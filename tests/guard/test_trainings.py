@@ -51,7 +51,7 @@ def test_right_training_is_silent(under_guard: Trainer, training: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "training", [pytest.param(one, marks=pytest.mark.by_day(4)) for one in RIGHT_SLOW]
+    "training", [pytest.param(one, marks=pytest.mark.by_day(8)) for one in RIGHT_SLOW]
 )
 def test_other_right_training_is_silent(under_guard: Trainer, training: str) -> None:
     assert_silent(under_guard, training)
@@ -60,7 +60,7 @@ def test_other_right_training_is_silent(under_guard: Trainer, training: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "training",
-    [pytest.param(one, marks=pytest.mark.by_day(4)) for one in (*RIGHT, *RIGHT_SLOW[-10:])],
+    [pytest.param(one, marks=pytest.mark.by_day(8)) for one in (*RIGHT, *RIGHT_SLOW[-10:])],
 )
 def test_right_training_is_silent_if_each_third_step_is_checked(
     under_guard: Trainer, training: str
@@ -155,7 +155,7 @@ def test_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(one, marks=pytest.mark.by_day(4)) for one in WRONG_SLOW],
+    [pytest.param(one, marks=pytest.mark.by_day(8)) for one in WRONG_SLOW],
     ids=lambda fault: fault.training,
 )
 def test_other_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:

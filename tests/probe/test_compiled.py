@@ -59,7 +59,7 @@ EAGER = 'backend="aot_eager"'
 
 @pytest.mark.slow
 @pytest.mark.launch
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(8)
 @pytest.mark.parametrize(
     "how",
     [

@@ -24,7 +24,7 @@ def recorded() -> Iterator[Any]:
         signature = signatures.read(catalog.folder(name))
         if signature and signature.loop and signature.signs and not signature.loop.on_gpus:
             subject = catalog.scenario(name).subject
-            marks = pytest.mark.exhaustive if subject in packages else pytest.mark.by_day(6)
+            marks = pytest.mark.exhaustive if subject in packages else pytest.mark.by_day(12)
             packages.add(subject)
             yield pytest.param(name, signature, id=name, marks=marks)
 

@@ -88,7 +88,7 @@ def probed(pool: Pool, loop: Loop, packages: Packages) -> Answers:
         return Prober(pool, site)(loop)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(8)
 @pytest.mark.parametrize(("loop", "packages"), RIGHT, ids=[loop.name for loop, _ in RIGHT])
 def test_a_right_loop_is_as_one_process_and_resumes(
     pool: Pool, loop: Loop, packages: Packages

@@ -63,7 +63,7 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
     """Each bug has its day, so that both tests of it use one overlay."""
-    return [pytest.param(name, marks=pytest.mark.by_day(6, ALL.index(name))) for name in names]
+    return [pytest.param(name, marks=pytest.mark.by_day(12, ALL.index(name))) for name in names]
 
 
 @pytest.mark.scenario
