@@ -43,20 +43,20 @@ oracle = all_rows.AllRows(floored, "mean that is logged")
 
 def run(ctx: api.Context) -> None:
     """Validate on unlike numbers of rows, with Lightning's Trainer; log the mean of the rows."""
-    import pytorch_lightning as pl
     import torch
-    from pytorch_lightning.strategies import DDPStrategy
     from torchmetrics import MeanMetric
+
+    from scenarios.pytorch_lightning import _validated as validated
 
     p = ctx.params
     torch.manual_seed(ctx.seed)
     rows = torch.rand(p.rows, 1) + 1
     of_rank = rows.tensor_split(ctx.world_size)[ctx.rank]
 
-    class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(validated.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.mean = torch.nn.Linear(1, 1), MeanMetric()
+            self.mean = MeanMetric()
 
         def validation_step(self, batch: Any, _: int) -> None:
             value = self.mean if p.metric else batch.mean()
@@ -64,21 +64,9 @@ def run(ctx: api.Context) -> None:
             size = len(batch)
             self.log("mean", value, on_epoch=True, sync_dist=not p.metric, batch_size=size)
 
-    trainer = pl.Trainer(
-        accelerator="cpu" if ctx.lane is api.Lane.CPU else "gpu",
-        devices=ctx.world_size,
-        strategy=DDPStrategy(process_group_backend=ctx.lane.backend),
-        use_distributed_sampler=False,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        default_root_dir=str(ctx.folder),
-    )
     data: Any = [*of_rank]
     batches: Any = torch.utils.data.DataLoader(data, batch_size=len(of_rank))
-    trainer.validate(Module(), batches, verbose=False)
-    value = float(trainer.callback_metrics["mean"])
+    value = validated.metric(ctx, Module(), batches, "mean")
     ctx.record("value", 1, value=value, right=float(rows.mean()))
 
 
