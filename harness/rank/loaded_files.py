@@ -29,14 +29,14 @@ def files(site: Path) -> dict[str, str]:
     nothing, and reads no attributes of modules, as that may import more. Modules that were removed
     from ``sys.modules`` are missing.
     """
-    roots = tuple({f"{folder}{os.sep}" for folder in (site, os.path.realpath(site))})
-    names = {_within(roots, path) for path in (*_imported(), *_mapped())} - {""}
+    roots = {f"{folder}{os.sep}" for folder in (site, os.path.realpath(site))}
+    names = {
+        os.path.normpath(path[len(root) :])
+        for path in (*_imported(), *_mapped())
+        for root in roots
+        if path.startswith(root) and path != root
+    }
     return {name: found for name in sorted(names) if (found := _hash(os.path.join(site, name)))}
-
-
-def _within(roots: tuple[str, ...], path: str) -> str:
-    inside = next((path[len(root) :] for root in roots if path.startswith(root)), "")
-    return os.path.normpath(inside) if inside else ""
 
 
 def _imported() -> Iterator[str]:

@@ -200,7 +200,10 @@ class ForkedLaunch:
                 elif not reports:
                     return None
                 for report in reports or ():
-                    self._take(report)
+                    if "code" in report:
+                        self._end(report["code"])
+                    else:
+                        self.pid, self.seconds = report["pid"], report["seconds"]
             return self._code
 
     def wait(self, timeout: float) -> int:
@@ -216,12 +219,6 @@ class ForkedLaunch:
                     raise subprocess.TimeoutExpired("forked", timeout)
                 ready.select(seconds)
         return code
-
-    def _take(self, report: dict[str, Any]) -> None:
-        if "code" in report:
-            self._end(report["code"])
-        else:
-            self.pid, self.seconds = report["pid"], report["seconds"]
 
     def _end(self, code: int) -> None:
         self._code = code
