@@ -103,16 +103,14 @@ class Headroom:
         return readings
 
     def _reading(self, name: str, largest: float) -> Reading:
-        bits = self._bits(largest)
+        if not math.isfinite(largest):
+            bits = -math.inf
+        else:
+            bits = math.log2(self.limit / largest) if largest else math.inf
         history = self._history.setdefault(name, deque(maxlen=self.window))
         if math.isfinite(bits):
             history.append((self.steps, bits))
         return Reading(name, largest, bits, slope(list(history)), bits < self.warn_below)
-
-    def _bits(self, largest: float) -> float:
-        if not math.isfinite(largest):
-            return -math.inf
-        return math.log2(self.limit / largest) if largest else math.inf
 
 
 def slope(points: list[tuple[int, float]]) -> float | None:

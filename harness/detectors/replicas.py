@@ -65,16 +65,10 @@ def _compare(pairs: list[tuple[str, Tensor]], group: dist.ProcessGroup | None) -
     differences = []
     for index, (name, _) in enumerate(pairs):
         reference, *others = (pieces[index] for pieces in split)
-        ranks = [r for r, peer in enumerate(others, 1) if not _same_bits(reference, peer)]
+        bits = reference.view(torch.uint8)
+        ranks = [r for r, peer in enumerate(others, 1) if not bits.equal(peer.view(torch.uint8))]
         if ranks:
-            greatest = max(_distance(reference, split[r][index]) for r in ranks)
+            away = (reference.double() - split[r][index].double() for r in ranks)
+            greatest = max(float(difference.abs().max()) for difference in away)
             differences.append(Difference(name, tuple(ranks), greatest))
     return differences
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max())

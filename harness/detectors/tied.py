@@ -45,7 +45,10 @@ def tied_copies(module: nn.Module, masters: bool = False) -> Iterator[Copy]:
             name = f"tied_modules.{key}.{attribute}"
             yield name, weight, comm["group"]
             if masters:
-                yield name + MASTER, _whole_master(name, weight), comm["group"]
+                master = master_copy(weight)
+                if master is None or master.shape != weight.shape:
+                    raise ValueError(f"this rank has no whole fp32 copy of {name}")
+                yield name + MASTER, master, comm["group"]
 
 
 def tied_differences(copies: Iterable[Copy]) -> list[Difference]:
@@ -58,10 +61,3 @@ def tied_differences(copies: Iterable[Copy]) -> list[Difference]:
     return [
         d for name, tensor, group in copies for d in replica_differences([(name, tensor)], group)
     ]
-
-
-def _whole_master(name: str, weight: Tensor) -> Tensor:
-    master = master_copy(weight)
-    if master is None or master.shape != weight.shape:
-        raise ValueError(f"this rank has no whole fp32 copy of {name}")
-    return master

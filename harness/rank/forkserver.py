@@ -1,16 +1,14 @@
-"""The fork servers: processes that import once, and fork a child for each overlay and launch.
+"""The fork server: a process that imports torch and upstream once, and forks each launch.
 
-``python -m harness.rank.forkserver`` imports torch and torch's elastic agent. It is forked for
-each overlay: the child imports upstream. That child is forked for each launch: its child is an
-agent, which runs torchrun (see ``agent``) and forks the ranks.
+``python -m harness.rank.forkserver`` imports torch, torch's elastic agent and upstream. It is
+forked for each launch: the child is an agent, which runs torchrun (see ``agent``) and forks the
+ranks.
 
-Each import is done in a child first. If the import has started a thread or initialised CUDA, the
-child must not be forked, and its parent serves without the import.
+Each later import is done in a child first. If the import has started a thread or initialised CUDA,
+the child must not be forked, and its parent serves without the import.
 
-The first server runs with the environment and path of ranks, as torch imports numpy from an
-overlay. It serves another overlay only if that contains the same files (see ``rebase``); otherwise
-the child becomes a new interpreter. So ranks load the same files as in a cold launch. Linux only;
-``server_pool`` is the harness's side.
+The server runs with the environment and path of its ranks, so ranks load the same files as in a
+cold launch. Linux only; ``server_pool`` is the harness's side.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import ctypes
 import importlib
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -31,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from harness.rank import bytecode, forks, loaded_files, shims, supervisor
 from harness.rank.forks import Child, Children
@@ -57,49 +54,42 @@ SERVED = 9
 CUDA_ERROR_NOT_INITIALIZED = 3
 
 
-@dataclass
-class Base:
-    """What a process has imported before it serves."""
-
-    site: Path
-    """The site-packages of the overlay that comes first on its path."""
-    listener: loaded_files.Listener = field(default_factory=loaded_files.listen)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """The import times: ``torch`` and ``upstream``."""
-
-    @contextlib.contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - start
+Seconds = dict[str, float]
+"""The import times of a server: ``torch`` and ``upstream``."""
 
 
-def main(harness: socket.socket, overlay: dict[str, Any] | None = None) -> None:
-    """Import torch, then serve all overlays, or only ``overlay``, until the harness closes its
-    socket."""
-    base = Base(_site())
-    bytecode.keep(base.site)
-    _import_torch(base)
-
-    def serve() -> None:
-        if overlay is None:
-            _serve_overlays(harness, base)
-        else:
-            _serve_launches(harness, overlay, base)
-
-    _serve_after(lambda: _import_later(base), serve)
+@contextlib.contextmanager
+def _timed(seconds: Seconds, stage: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - start
 
 
-def _site() -> Path:
-    return Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0])
-
-
-def _import_torch(base: Base) -> None:
-    with base.timed("torch"), forks.importing():
+def main(harness: socket.socket, needs: dict[str, Any]) -> None:
+    """Import what is needed, then serve launches until the harness closes its socket."""
+    site = Path(os.environ["PYTHONPATH"].partition(os.pathsep)[0])
+    seconds: Seconds = {}
+    bytecode.keep(site)
+    with _timed(seconds, "torch"), forks.importing():
         import torch  # noqa: F401
 
         for name in BEFORE_UPSTREAM:
             importlib.import_module(name)
+
+    def import_later() -> None:
+        with _timed(seconds, "torch"):
+            if find_spec(LATER):  # torch 1 does not have it
+                importlib.import_module(LATER)
+
+    def import_upstream() -> None:
+        with _timed(seconds, "upstream"):
+            shims.import_upstream(needs["shims"], needs["modules"])
+            for scenario in needs["scenarios"]:
+                importlib.import_module(scenario)
+            loaded_files.files(site)  # caches their hashes, which each rank records
+
+    server = Server(harness, seconds)
+    _serve_after(import_later, lambda: _serve_after(import_upstream, server.serve))
 
 
 def _serve_after(step: Callable[[], None], serve: Callable[[], None]) -> None:
@@ -148,74 +138,12 @@ def _cuda_initialised() -> bool:
     return bool(status != CUDA_ERROR_NOT_INITIALIZED)
 
 
-def _import_later(base: Base) -> None:
-    with base.timed("torch"):
-        if find_spec(LATER):  # torch 1 does not have it
-            importlib.import_module(LATER)
-
-
-def _serve_overlays(harness: socket.socket, base: Base) -> None:
-    """Fork a server for each request, until the harness closes its socket."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
-    while True:
-        message, handles, _, _ = socket.recv_fds(harness, MOST, 3)
-        if not message:
-            return
-        served, output, request = handles
-        serve = partial(_serve_overlay, harness, base, served, request)
-        forks.fork(serve, (output, output), session=True)
-        for handle in handles:
-            os.close(handle)
-
-
-def _serve_overlay(harness: socket.socket, base: Base, handle: int, request: int) -> None:
-    """Serve one overlay. ``request`` is an open file."""
-    harness.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    overlay = json.loads(os.pread(request, os.fstat(request).st_size, 0))
-    os.environ.update(overlay["environment"])
-    site, files = _site(), overlay["files"]
-    bytecode.keep(site)
-    with socket.socket(fileno=handle) as served:
-        served.send(str(os.getpid()).encode())
-        if site != base.site and not loaded_files.are_same(
-            base.site, site, base.listener.asked, files
-        ):
-            _restart(served, overlay)
-        if site != base.site:
-            loaded_files.rebase(base.site, site)
-        _serve_launches(served, overlay, base)
-
-
-def _restart(served: socket.socket, overlay: dict[str, Any]) -> NoReturn:
-    """Replace this process by a new interpreter that serves the overlay."""
-    served.set_inheritable(True)
-    request = json.dumps({**overlay, "files": {}})
-    command = [sys.executable, "-m", "harness.rank.forkserver", str(served.fileno()), request]
-    os.execve(sys.executable, command, os.environ)
-
-
-def _serve_launches(served: socket.socket, overlay: dict[str, Any], base: Base) -> None:
-    """Import upstream, and serve its launches until the harness closes its socket."""
-    server = Server(served, base.seconds)
-    _serve_after(lambda: _import_upstream(overlay, base), server.serve)
-
-
-def _import_upstream(overlay: dict[str, Any], base: Base) -> None:
-    with base.timed("upstream"):
-        shims.import_upstream(overlay["shims"], overlay["modules"])
-        for scenario in overlay["scenarios"]:
-            importlib.import_module(scenario)
-        loaded_files.files(_site())  # caches their hashes, which each rank records
-
-
 @dataclass
 class Server:
     """Forks an agent for each request, and reports how it ended."""
 
     served: socket.socket
-    seconds: dict[str, float]
-    """The import times: ``torch`` and ``upstream``."""
+    seconds: Seconds
     reports: dict[Child, int] = field(default_factory=dict)
     """By the keeper of a launch, the pipe that gets its exit code."""
 
@@ -257,5 +185,5 @@ if __name__ == "__main__":
     supervisor.end_with_parent()
     supervisor.set_name("forkserver")
     with socket.socket(fileno=int(sys.argv[1])) as harness:
-        main(harness, *map(json.loads, sys.argv[2:]))
+        main(harness, json.loads(sys.argv[2]))
     os._exit(0)  # without torch's slow teardown

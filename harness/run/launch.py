@@ -232,7 +232,7 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
     if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
         reason = step.reason()
     if isinstance(process, ForkedLaunch) and ended.code == -signal.SIGKILL:
-        complaint = "" if ended.timed_out else process.server.root.complaint
+        complaint = "" if ended.timed_out else process.server.complaint
     reason = complaint or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 

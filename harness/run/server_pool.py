@@ -1,8 +1,7 @@
 """The servers of a command: processes that import once, and fork launches, for all its runs.
 
-A ``TorchServer`` has imported torch. An ``OverlayServer`` is forked from it for an overlay and has
-imported upstream. A ``ForkedLaunch`` is the torchrun of a launch, forked from an OverlayServer. The
-servers themselves run ``forkserver``. A ``Pool`` keeps them for a command.
+An ``OverlayServer`` has imported torch and upstream, and runs ``forkserver``. A ``ForkedLaunch`` is
+the torchrun of a launch, forked from a server. A ``Pool`` keeps the servers of a command.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,73 +52,40 @@ class Wanted:
     """The names of the scenarios' own modules."""
     python: str = sys.executable
     """The interpreter."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of the overlay's files as they were made; empty without an overlay."""
 
     @property
     def key(self) -> str:
         """Equal for two needs that the same server meets."""
-        return json.dumps(
-            [
-                self.python,
-                self._variables("HARNESS_LAUNCHED"),
-                self.shims,
-                self.modules,
-                self.scenarios,
-            ]
-        )
-
-    @property
-    def base(self) -> str:
-        """Equal for two needs that can probably share a torch server. The server checks all files
-        that it has loaded before another overlay uses them."""
-        excluded_names = ("HARNESS_LAUNCHED", "PYTHONPATH", "TORCH_EXTENSIONS_DIR")
-        shared = {f: sha for f, sha in self.files.items() if f.partition("/")[0] in TORCH_IMPORTS}
-        looked_for = {file.partition("/")[0] for file in self.files} & set(TORCH_LOOKS_FOR)
-        variables = self._variables(*excluded_names), sorted(shared.items()) or self._variables()
-        return json.dumps([self.python, *variables, sorted(looked_for)])
-
-    def _variables(self, *excluded: str) -> list[tuple[str, str]]:
-        return sorted((k, v) for k, v in self.environment.items() if k not in excluded)
+        variables = {k: v for k, v in self.environment.items() if k != "HARNESS_LAUNCHED"}
+        imported = self.shims, self.modules, self.scenarios
+        return json.dumps([self.python, sorted(variables.items()), *imported])
 
 
-TORCH_IMPORTS = (
-    "dill",
-    "numpy",
-    "packaging",
-    "psutil",
-    "pynvml",
-    "torch",
-    "tqdm",
-    "typing_extensions.py",
-)
-"""What torch and our own ranks are known to import from an overlay before upstream."""
-
-TORCH_LOOKS_FOR = ("pandas",)
-"""What they are known to look for without importing it."""
-
-
-class TorchServer:
-    """A process that has imported torch, or is importing it, and is forked for overlays."""
+class OverlayServer:
+    """A process that has imported, or is importing, what the launches of an overlay need."""
 
     def __init__(self, needs: Wanted) -> None:
-        self.environment = {**needs.environment, TOKEN: NO_TOKEN}
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
+        self.wanted = needs
+        self.forked: list[ForkedLaunch] = []
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as this object
+        imported = {"shims": needs.shims, "modules": needs.modules, "scenarios": needs.scenarios}
+        command = [needs.python, "-m", "harness.rank.forkserver", str(theirs.fileno())]
         with theirs:
             self._process = _start_in_a_lasting_thread(
-                [needs.python, "-m", "harness.rank.forkserver", str(theirs.fileno())],
-                env=self.environment,
+                [*command, json.dumps(imported)],
+                env={**needs.environment, TOKEN: NO_TOKEN},
                 cwd=needs.environment["PYTHONPATH"].partition(os.pathsep)[0],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
 
     @property
     def alive(self) -> bool:
+        """Whether it serves, or will once it has imported."""
         return self._process.poll() is None
 
     @property
@@ -129,69 +95,9 @@ class TorchServer:
             self._process.wait(ENDING)
         if (self._process.returncode or 0) <= 0:
             return ""
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-    def close(self) -> None:
-        """Let it end, and kill it if it does not; its overlay servers end with it."""
-        self.socket.close()
-        try:
-            self._process.wait(SHUTDOWN)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""
-        self._process.kill()
-        self._process.wait()
-
-
-class OverlayServer:
-    """A process that has imported, or is importing, what the launches of an overlay need."""
-
-    def __init__(self, root: TorchServer, needs: Wanted) -> None:
-        self.root, self.wanted = root, needs
-        self.forked: list[ForkedLaunch] = []
-        self._pid = 0
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {
-            "environment": changes(needs.environment, root.environment),
-            "shims": needs.shims,
-            "modules": needs.modules,
-            "scenarios": needs.scenarios,
-            "files": dict(needs.files),
-        }
-        with theirs, tempfile.TemporaryFile() as output, tempfile.TemporaryFile("w") as file:
-            json.dump(request, file)
-            file.flush()
-            handles = [theirs.fileno(), output.fileno(), file.fileno()]
-            with suppress(OSError):  # the root has ended: so has this one
-                socket.send_fds(root.socket, [b"overlay"], handles)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it serves, or will once it has imported."""
-        if self._socket.fileno() >= 0:
-            self._receive(0)
-        return self._socket.fileno() >= 0
-
-    def _receive(self, seconds: float) -> None:
-        """Wait for its process id, or for its end: then the socket is closed."""
-        try:
-            self._socket.settimeout(seconds)
-            while message := self._message():
-                self._pid = int(message)
-        except (TimeoutError, BlockingIOError):
-            return
-        except OSError:
-            pass  # another thread has closed it meanwhile
-        self._socket.close()
-
-    def _message(self) -> bytes:
-        with suppress(ConnectionError):  # it ended without reading a request
-            return self._socket.recv(64)
-        return b""
 
     def start(
         self,
@@ -230,22 +136,17 @@ class OverlayServer:
 
     def close(self) -> None:
         """Let it end, and kill it if it does not, with everything forked from it."""
-        if self.alive:
-            with suppress(OSError):  # it has ended meanwhile
-                self._socket.shutdown(socket.SHUT_WR)
-            self._receive(SHUTDOWN)
+        with suppress(OSError):  # it has ended meanwhile
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(SHUTDOWN)
+        except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
         """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""
-        if not self.alive:
-            return
-        if self._pid:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-        else:  # its root has not forked it yet
-            self.root.kill()
-        self._receive(SHUTDOWN)
+        self._process.kill()
+        self._process.wait()
 
 
 def changes(environment: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
@@ -299,7 +200,10 @@ class ForkedLaunch:
                 elif not reports:
                     return None
                 for report in reports or ():
-                    self._take(report)
+                    if "code" in report:
+                        self._end(report["code"])
+                    else:
+                        self.pid, self.seconds = report["pid"], report["seconds"]
             return self._code
 
     def wait(self, timeout: float) -> int:
@@ -316,20 +220,13 @@ class ForkedLaunch:
                 ready.select(seconds)
         return code
 
-    def _take(self, report: dict[str, Any]) -> None:
-        if "code" in report:
-            self._end(report["code"])
-        else:
-            self.pid, self.seconds = report["pid"], report["seconds"]
-
     def _end(self, code: int) -> None:
         self._code = code
         os.close(self._reports.pipe)
 
     def cancel(self) -> None:
         """Make sure that it does not start later: kill a server that has not forked it yet."""
-        self.poll()
-        if not self.pid:
+        if self.poll() is None and not self.pid:
             self.server.kill()
 
     def lost_a_rank(self, ranks: int) -> bool:
@@ -370,7 +267,6 @@ class Pool:
 
     most: int = 2 * SERVERS_A_RUN
     _servers: OrderedDict[str, OverlayServer] = field(default_factory=OrderedDict)
-    _roots: dict[str, TorchServer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def server(self, needs: Wanted) -> OverlayServer:
@@ -378,41 +274,22 @@ class Pool:
         with self._lock:
             server = self._servers.pop(needs.key, None)
             if server is None or not server.alive:
-                server = OverlayServer(self._root(needs), needs)
+                server = OverlayServer(needs)
+            idle = [each for each in self._servers.values() if not each.busy]
+            spare = idle[: max(0, len(self._servers) + 1 - self.most)]
+            for each in spare:
+                del self._servers[each.wanted.key]
             self._servers[needs.key] = server
-            spare: list[OverlayServer | TorchServer] = list(self._spare_servers(server))
-            spare += self._spare_roots()
-        for process in spare:
-            process.close()
+        for each in spare:
+            each.close()
         return server
-
-    def _root(self, needs: Wanted) -> TorchServer:
-        root = self._roots.pop(needs.base, None)
-        if root is None or not root.alive:
-            root = TorchServer(needs)
-        self._roots[needs.base] = root
-        return root
-
-    def _spare_servers(self, newest: OverlayServer) -> Iterator[OverlayServer]:
-        idle = [s for s in self._servers.values() if s is not newest and not s.busy]
-        for server in idle[: max(0, len(self._servers) - self.most)]:
-            yield self._servers.pop(server.wanted.key)
-
-    def _spare_roots(self) -> Iterator[TorchServer]:
-        roots = [server.root for server in self._servers.values()]
-        for base in [base for base, root in self._roots.items() if root not in roots]:
-            yield self._roots.pop(base)
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            ending: list[OverlayServer | TorchServer] = [
-                *self._servers.values(),
-                *self._roots.values(),
-            ]
+            ending = list(self._servers.values())
             self._servers.clear()
-            self._roots.clear()
-        for process in ending:
-            process.close()
+        for server in ending:
+            server.close()

@@ -25,10 +25,9 @@ from harness.bugs.api.spec import Lane, Verdict
 from harness.bugs.results import RunResult
 from harness.rank.run_folder import RUN_FILE
 from harness.releases import overlay, uv
-from harness.run.job import locked
 from harness.run.run import make_overlay, prepared, run
 from harness.run.run_config import RunConfig
-from harness.run.server_pool import SERVERS_A_RUN, TORCH_IMPORTS, Pool
+from harness.run.server_pool import SERVERS_A_RUN, Pool
 from harness.run.verdict_text import summary_row
 from harness.system import machine
 from harness.system.errors import HarnessError, Unsupported, UserError
@@ -154,10 +153,9 @@ def _gpus(configs: Sequence[RunConfig]) -> int:
 
 
 def _order(configs: Sequence[RunConfig]) -> list[int]:
-    """The runs in the order to start them, by index."""
-    if _gpus(configs):
-        return sorted(range(len(configs)), key=lambda index: -_width(configs[index]))
-    return sorted(range(len(configs)), key=lambda index: _beside_torch(configs[index]))
+    """The runs in the order to start them, by index: on GPUs, those with the most ranks first."""
+    width = _width if _gpus(configs) else lambda _: 0
+    return sorted(range(len(configs)), key=lambda index: -width(configs[index]))
 
 
 def _width(config: RunConfig) -> int:
@@ -165,18 +163,6 @@ def _width(config: RunConfig) -> int:
         return 0  # a broken scenario: nothing runs
     scenario = catalog.scenario(config.scenario)
     return max(scenario.ranks_of(variant) for variant in config.variants)
-
-
-def _beside_torch(config: RunConfig) -> list[list[tuple[str, str]]]:
-    """What torch imports from the overlays of a run. Overlays with the same packages share a
-    process that has imported torch."""
-    if config.params is None:
-        return []
-    versions = (locked(config, variant) for variant in config.variants)
-    return sorted(
-        [(name, version) for name, version in sorted(packages.items()) if name in TORCH_IMPORTS]
-        for packages in versions
-    )
 
 
 def run_in_block(

@@ -163,14 +163,13 @@ def server(job: Job, ready: Prepared, variant: str) -> OverlayServer | None:
     if not job.config.launch.warm:
         return None
     shims, modules = _imports(job, ready, variant)
-    files, settings = ready.overlays[variant].files or {}, _settings(job, ready, variant)
+    settings = _settings(job, ready, variant)
     needs = Wanted(
         rank_environment(settings),
         shims,
         modules,
         tuple(catalog.places()[name] for name in job.config.together or [job.config.scenario]),
         settings.python,
-        {file: entry.sha256 for file, entry in files.items()},
     )
     return job.pool.server(needs)
 

@@ -94,12 +94,18 @@ def _give_padding(config: Any) -> None:
 
 def _small(cls: Any, overrides: Mapping[str, Any], head: str) -> Any:
     usual = cls(**overrides)
+    inner = INNER.get(cls.model_type, {})
+    parts = {  # nested configurations, such as a vision model's text configuration
+        name: _small(type(part), inner.get(name, {}), head)
+        for name in getattr(cls, "sub_configs", {})
+        if (part := _value(usual, name)) is not None
+    }
     causal = CAUSAL_EXCEPTIONS.get(cls.model_type, {}) if head == CAUSAL else {}
     config = cls(
         **{
             **overrides,
             **_settings(cls, usual, head),
-            **_inner(cls, usual, head),
+            **parts,
             **EXCEPTIONS.get(cls.model_type, {}),
             **causal,
         }
@@ -121,7 +127,11 @@ def _settings(cls: Any, usual: Any, head: str) -> dict[str, Any]:
     chosen = {**KINDS, **CAUSAL_KINDS} if head == CAUSAL else KINDS
     changed |= {name: value for name, value in chosen.items() if name in values}
     changed |= {name: type(value)(0) for name, value in values.items() if _drops(name, value)}
-    changed |= _tokens(values)
+    changed |= {  # those that are outside of the small vocabulary
+        name: token
+        for name, token in SPECIAL_TOKENS.items()
+        if name in values and (not _is_number(values[name]) or values[name] >= VOCABULARY)
+    }
     changed |= _layers(values)
     return {name: value for name, value in changed.items() if name in arguments}
 
@@ -155,15 +165,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _tokens(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replacements for special tokens that are outside of the small vocabulary."""
-    return {
-        name: token
-        for name, token in SPECIAL_TOKENS.items()
-        if name in values and (not _is_number(values[name]) or values[name] >= VOCABULARY)
-    }
-
-
 def _layers(values: Mapping[str, Any]) -> dict[str, Any]:
     """The number of layers and the settings of each layer, so that each kind occurs."""
     counts = {name: values[name] for name in LAYERS if _is_number(values.get(name))}
@@ -177,13 +178,3 @@ def _layers(values: Mapping[str, Any]) -> dict[str, Any]:
     chosen = kinds(lists)
     short = {name: [value[at] for at in chosen] for name, value in lists.items()}
     return dict.fromkeys(counts, len(chosen)) | short
-
-
-def _inner(cls: Any, usual: Any, head: str) -> dict[str, Any]:
-    """The small versions of nested configurations, such as a vision model's text configuration."""
-    overrides = INNER.get(cls.model_type, {})
-    return {
-        name: _small(type(part), overrides.get(name, {}), head)
-        for name in getattr(cls, "sub_configs", {})
-        if (part := _value(usual, name)) is not None
-    }

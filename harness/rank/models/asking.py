@@ -30,7 +30,8 @@ def guarded(ask: Callable[[], str | None]) -> Answer:
     except (NoAnswer, ImportError) as failure:
         return no_answer(failure)
     except Exception as error:
-        if _is_ours(error):
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames and frames[-1].filename.startswith(f"{ROOT / 'harness'}/"):  # not the model's
             return Answer(AnswerStatus.NO_ANSWER, f"the question failed: {complaint(error)}")
         return Answer(AnswerStatus.REFUSED, complaint(error))
 
@@ -57,9 +58,3 @@ def _untaken(subject: Subject) -> str:
     except Exception as error:
         return f"a pass over {' and '.join(inputs)} fails: {complaint(error)}"
     return ""
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether the last line of a traceback is in our code, not in the model's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(f"{ROOT / 'harness'}/")

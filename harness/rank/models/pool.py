@@ -125,7 +125,13 @@ class _Pool:
         if not process.task.relations:
             return
         limit = self._limit_of(process.current)
-        why = f"no answer within {limit:.0f} s" if child.late else _ending(child.code or 0)
+        code = child.code or 0
+        if child.late:
+            why = f"no answer within {limit:.0f} s"
+        elif code < 0:
+            why = f"the process was ended by {signal.Signals(-code).name}"
+        else:
+            why = f"the process ended with exit code {code}"
         answer = Answer(AnswerStatus.NO_ANSWER, why, repeatable=not child.late)
         if not process.current:  # the model cannot even be made
             self._give_up(process.task, answer)
@@ -137,12 +143,6 @@ class _Pool:
     def _give_up(self, task: Task, answer: Answer) -> None:
         for relation in task.relations:
             self.report(task.model, relation, answer)
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"the process was ended by {signal.Signals(-code).name}"
-    return f"the process ended with exit code {code}"
 
 
 def _ask(task: Task, folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -103,28 +103,30 @@ class Subject:
     def gradient(self) -> tuple[Named, Spread]:
         """The gradient of the whole batch, and how far rounding changes it."""
         inputs = self.loss_inputs()
-        expected = gradient(self.module, inputs)
+        expected, spread = self.measured(lambda: gradient(self.module, inputs))
         again = gradient(self.module, inputs)
         if any((expected[n] != again[n]).any() for n in expected):
             raise NoAnswer("the same pass with the same seed gives two gradients")
-        perturbed = []
-        for number in SEEDS:
-            with ulp_away(self.module, number):
-                perturbed.append(gradient(self.module, inputs))
-        return expected, rounding(expected, perturbed)
+        return expected, spread
 
     @cached_property
     def allowed(self) -> float:
         """The part of the norm of logits that rounding explains, divided by SAFE."""
-        expected = {"logits": logits(self.module, self.batch)}
-        again = {"logits": logits(self.module, self.batch, other_seed=True)}
-        if (expected["logits"] != again["logits"]).any():
+        expected, spread = self.measured(lambda: {"logits": logits(self.module, self.batch)})
+        again = logits(self.module, self.batch, other_seed=True)
+        if (expected["logits"] != again).any():
             raise NoAnswer("another seed gives other logits: a pass draws random numbers")
-        perturbed = []
-        for number in SEEDS:
+        return spread["logits"] / length(expected["logits"])
+
+    def measured(
+        self, compute: Callable[[], Named], seeds: Sequence[int] = SEEDS
+    ) -> tuple[Named, Spread]:
+        """What a function computes of the model, and how far rounding changes that."""
+        expected, perturbed = compute(), []
+        for number in seeds:
             with ulp_away(self.module, number):
-                perturbed.append({"logits": logits(self.module, self.batch)})
-        return rounding(expected, perturbed)["logits"] / length(expected["logits"])
+                perturbed.append(compute())
+        return expected, rounding(expected, perturbed)
 
     def equal(self, actual: Array, expected: Array) -> bool:
         """Whether logits differ by no more than rounding explains; NaN differs."""

@@ -67,7 +67,11 @@ def _batch(head: Head, config: Any) -> dict[str, Any]:
     import torch
 
     if head.pixels:
-        return {"pixel_values": _images(config), "labels": torch.arange(ROWS) % LABELS}
+        size = getattr(config, "image_size", None) or IMAGE
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        channels = getattr(config, "num_channels", None) or 3
+        images = torch.randn(ROWS, channels, height, width)
+        return {"pixel_values": images, "labels": torch.arange(ROWS) % LABELS}
     tokens = torch.randint(FIRST, LAST, (ROWS, TOKENS))
     tokens[ROWS // 2 :] = tokens[ROWS // 2 :, :1]  # one in a row, so that some experts get none
     if head.labels is Labels.ROW:
@@ -76,19 +80,13 @@ def _batch(head: Head, config: Any) -> dict[str, Any]:
     if head.classes:
         return {"input_ids": tokens, "labels": tokens % LABELS}
     if head.labels is Labels.TOKEN and getattr(config, "is_encoder_decoder", False):
-        return {"input_ids": tokens, **_for_decoder(config)}
+        targets = torch.randint(FIRST, LAST, (ROWS, TARGETS))
+        begin = torch.full((ROWS, 1), _token(config, "decoder_start_token_id"))
+        decoder_tokens = torch.cat([begin, targets[:, :-1]], 1)
+        return {"input_ids": tokens, DECODER: decoder_tokens, "labels": targets}
     if head.decoder:
         raise NoAnswer("it has no encoder for tokens")
     return {"input_ids": tokens, "labels": tokens.clone()}
-
-
-def _for_decoder(config: Any) -> dict[str, Any]:
-    """The inputs of a decoder that has an encoder, and its labels, which are the next tokens."""
-    import torch
-
-    targets = torch.randint(FIRST, LAST, (ROWS, TARGETS))
-    begin = torch.full((ROWS, 1), _token(config, "decoder_start_token_id"))
-    return {DECODER: torch.cat([begin, targets[:, :-1]], 1), "labels": targets}
 
 
 def _token(config: Any, name: str) -> int:
@@ -97,15 +95,6 @@ def _token(config: Any, name: str) -> int:
     if isinstance(token, (list, tuple)):
         token = token[0] if token else None
     return token if isinstance(token, int) else SPECIAL_TOKENS[name]
-
-
-def _images(config: Any) -> Any:
-    """Images of the size and the channels that a configuration names."""
-    import torch
-
-    size = getattr(config, "image_size", None) or IMAGE
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    return torch.randn(ROWS, getattr(config, "num_channels", None) or 3, height, width)
 
 
 def _users(name: Word) -> Make:

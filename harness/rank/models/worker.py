@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from harness.rank import forks, shims, supervisor
 from harness.rank.models.answer import Answer
@@ -42,7 +41,12 @@ def main() -> None:
     # An overlay has no bytecode of most models, and is sealed.
     sys.pycache_prefix = request["bytecode"]
     todo = [task for model, names in request["ask"].items() for task in tasks(model, names)]
-    ask_all(todo, request["jobs"], request["limit"], lambda *row: _say(output, *row))
+
+    def report(model: str, relation: str, answer: Answer) -> None:
+        message = {"model": model, "relation": relation, **answer.to_json()}
+        print(json.dumps(message), file=output)
+
+    ask_all(todo, request["jobs"], request["limit"], report)
 
 
 def _import(points: Sequence[str]) -> None:
@@ -55,11 +59,6 @@ def _import(points: Sequence[str]) -> None:
     for name in (*IMPORTED, *{question.module for question in QUESTIONS.values()}):
         with suppress(ImportError):
             importlib.import_module(name)
-
-
-def _say(output: Any, model: str, relation: str, answer: Answer) -> None:
-    message = {"model": model, "relation": relation, **answer.to_json()}
-    print(json.dumps(message), file=output)
 
 
 if __name__ == "__main__":

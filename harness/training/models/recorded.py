@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -70,18 +70,19 @@ def all_recorded() -> tuple[RecordedAnswers, ...]:
         return ()
     content = json.loads(lzma.decompress(FILE.read_bytes()))
     return tuple(
-        RecordedAnswers(one["packages"], one["day"], _answers(one["answers"])) for one in content
+        RecordedAnswers(
+            release["packages"],
+            release["day"],
+            {
+                model: {
+                    relation: answer_of({"status": status, "reason": reason})
+                    for relation, (status, reason) in of.items()
+                }
+                for model, of in release["answers"].items()
+            },
+        )
+        for release in content
     )
-
-
-def _answers(content: Mapping[str, Mapping[str, Sequence[str]]]) -> Answers:
-    return {
-        model: {
-            relation: answer_of({"status": status, "reason": reason})
-            for relation, (status, reason) in of.items()
-        }
-        for model, of in content.items()
-    }
 
 
 def record(rows: Iterable[Row], releases: Releases) -> None:
@@ -95,21 +96,21 @@ def record(rows: Iterable[Row], releases: Releases) -> None:
     by_release[packages[SUBJECT]] = RecordedAnswers(packages, time.strftime("%Y-%m-%d"), answers)
     in_order = sorted(by_release.values(), key=lambda one: Version(one.release))
     content = [
-        {"packages": one.packages, "day": one.day, "answers": _content(one.answers)}
-        for one in in_order
+        {
+            "packages": release.packages,
+            "day": release.day,
+            "answers": {
+                model: {relation: [str(a.status), a.reason] for relation, a in of.items()}
+                for model, of in release.answers.items()
+            },
+        }
+        for release in in_order
     ]
     text = json.dumps(content, separators=(",", ":"), sort_keys=True)
     aside = beside(FILE)
     aside.write_bytes(lzma.compress(text.encode(), preset=9))
     os.replace(aside, FILE)
     all_recorded.cache_clear()
-
-
-def _content(answers: Answers) -> dict[str, Any]:
-    return {
-        model: {relation: [str(a.status), a.reason] for relation, a in of.items()}
-        for model, of in answers.items()
-    }
 
 
 def up_to(release: str) -> list[RecordedAnswers]:

@@ -21,22 +21,17 @@ class Answers:
     not_tested: list[str] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
     """By layout that nobody asked for, why it gave no answer."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds of each run."""
     releases: Mapping[str, str] = field(default_factory=dict)
     """By module, the release that the script has imported."""
     imported: frozenset[str] = frozenset()
     """The files of packages that the script has imported: ``transformers/trainer.py``."""
     loaded: frozenset[str] = frozenset()
     """The user's files that the script has loaded; in the working folder by their paths in it."""
-    other_releases: Mapping[str, str] = field(default_factory=dict)
-    """The same in the other environment."""
-    other_imported: frozenset[str] = frozenset()
     impossible: frozenset[str] = frozenset()
     """The known bugs that no run could set off."""
-    other_impossible: frozenset[str] = frozenset()
-    other_notes: list[str] = field(default_factory=list)
-    """Those on the run in the other environment that is as the reference is in the first."""
+    other: Answers | None = None
+    """In the other environment: the releases, the known bugs, and the notes on the run that is as
+    the reference is in the first."""
     same_rows: bool = False
     """Whether the ranks of a layout have the same rows, as stages or parts of a model have."""
     unseen: bool = False

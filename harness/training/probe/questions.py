@@ -93,6 +93,7 @@ def probe(
         script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
     )
+    in_other = answers.other = Answers("", same_rows=settings.same_rows)
     if no_compiler:
         answers.unanswered[COMPILE] = no_compiler
     odd_compiler = plausibility.unlike_eager(baseline)
@@ -106,14 +107,13 @@ def probe(
         run = session.without_rehearsal(whole_run, baseline)
         is_other = layout.kind == AGAINST
         runs[is_other].append(run)
-        answers.seconds[layout.name] = run.seconds
         if not is_other:
             answers.notes += remarks(run)
         if layout.kind:
             comparison = _comparison(session, run, baseline)
             if is_other and not run.failure:
-                answers.other_releases, answers.other_imported = run.releases, run.imported
-                answers.other_notes += notes_on_other(session, whole_run, base)
+                in_other.releases, in_other.imported = run.releases, run.imported
+                in_other.notes += notes_on_other(session, whole_run, base)
             if comparison.as_reference and not (odd_compiler and layout.kind == COMPILE):
                 comparison.no_answer = vain
             if layout.why and comparison.no_answer:
@@ -125,12 +125,14 @@ def probe(
     first_broken = next((one for one in answers.layouts if one.broken), None)
     if settings.where and first_broken is not None:
         answers.where = locate(first_broken, session)
-    answers.impossible, answers.other_impossible = map(_impossible, (runs[False], runs[True]))
+    for each, of_each in ((answers, runs[False]), (in_other, runs[True])):
+        kinds = [{*run.ranks[0][0].get("impossible", ())} for run in of_each if run.steps]
+        each.impossible = frozenset(set.intersection(*kinds)) if kinds else frozenset()
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
     own_notes = [*remarks(reference_run), *notes_on_reference(baseline, perturbed, answers.layouts)]
-    others = of_other_alone(answers.other_notes, own_notes, settings.against)
+    others = of_other_alone(in_other.notes, own_notes, settings.against)
     answers.notes += [*own_notes, *others]
     if ends and (note := slopes.note_on_slope(slopes.slopes(session, baseline))):
         answers.notes.append(note)
@@ -178,12 +180,6 @@ def _comparison(session: Session, run: Run, baseline: Reference) -> Compared:
         comparison = compare_again(session, comparison, run, baseline)
     _compare_whole(comparison, session.settings, run, baseline)
     return comparison
-
-
-def _impossible(runs: Sequence[Run]) -> frozenset[str]:
-    """The known bugs that none of these runs could set off."""
-    of_runs = [{*run.ranks[0][0].get("impossible", ())} for run in runs if run.steps]
-    return frozenset(set.intersection(*of_runs)) if of_runs else frozenset()
 
 
 def _compare_whole(

@@ -226,6 +226,11 @@ class Runner:
         folder = self._folder(layout.name)
         folder.mkdir()
         self._assign(layout, folder)
+
+        def tick() -> None:
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+
         ended = supervise(
             folder,
             [str(folder), str(layout.world)],
@@ -233,7 +238,7 @@ class Runner:
             partial(self._server().start, agent=AGENT),
             ranks=layout.world,
             timeout=self.timeout + (LONGEST_END if layout.goes_on else 0.0),
-            tick=self._tick,
+            tick=tick,
         )
         return self._read(layout, folder, ended)
 
@@ -297,10 +302,6 @@ class Runner:
             **{each.name: getattr(layout, each.name) for each in fields(Task)},
         )
         (folder / "assignment.json").write_text(json.dumps(asdict(assignment)))
-
-    def _tick(self) -> None:
-        if self._stop.is_set():
-            raise KeyboardInterrupt
 
     def _server(self) -> OverlayServer:
         requirements = Wanted(self._environment, (), (*EARLY, self._imports), (), self.python)

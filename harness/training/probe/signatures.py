@@ -246,16 +246,8 @@ def known_bugs(answers: Answers, affected: Affected) -> list[KnownBug]:
             ours.append(found)
         elif kind := KINDS.get((found.layout.rank_factor > 1, found.layout.k > 1)):
             others.append(replace(found, layout=replace(found.layout, kind=kind)))
-    in_other = replace(
-        answers,
-        layouts=others,
-        notes=answers.other_notes,
-        relations={},
-        releases=answers.other_releases,
-        imported=answers.other_imported,
-        impossible=answers.other_impossible,
-    )
     bugs: dict[str, KnownBug] = {}
+    in_other = replace(answers.other or Answers(""), layouts=others)
     for each in (replace(answers, layouts=ours), in_other):
         layouts = {found.layout.kind for found in each.layouts if not found.no_answer}
         layouts |= {MODEL} if each.relations else set()

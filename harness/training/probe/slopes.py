@@ -115,19 +115,16 @@ def slopes(
     for change in CHANGES:
         ends = ends_of_slope(session.settings, baseline, change, base, direction)
         session.start(*ends)
-        measured.append(_steep(baseline, [session.run_as_one(each) for each in ends], change))
+        runs = [session.run_as_one(each) for each in ends]
+        steep = None
+        if runs and not any(run.failure for run in runs):
+            up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
+            size = change * abs(baseline.loss(0))
+            steep = Steep((up - down) / (2 * size), SAFE * baseline.loss_spread(0) / size)
+        measured.append(steep if steep is not None and finite(steep.slope) else None)
         if measured[0] is None or measured[0].is_right:
             break
     return measured
-
-
-def _steep(baseline: Reference, runs: Sequence[Run], change: float) -> Steep | None:
-    if not runs or any(run.failure for run in runs):
-        return None
-    up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
-    size = change * abs(baseline.loss(0))
-    steep = Steep((up - down) / (2 * size), SAFE * baseline.loss_spread(0) / size)
-    return steep if finite(steep.slope) else None
 
 
 def wrong_slope(slopes: Slopes) -> float | None:

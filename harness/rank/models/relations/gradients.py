@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from harness.detectors.rows import IGNORED
 from harness.rank.models.answer import NoAnswer, Refused, Wrong
@@ -55,17 +55,12 @@ def loss(subject: Subject) -> str | None:
     if abs(actual - expected) <= CLOSE * expected:
         return None
     if abs(actual - against) <= CLOSE * expected:
-        _raise_other(subject, shifts=shifts)
+        if not shifts:
+            raise Wrong("labels are shifted: each token is to predict the label of the next one")
+        if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
+            raise NoAnswer("its documentation says that labels must be shifted before")
+        raise Wrong("labels are not shifted: each token is to predict itself, not the next one")
     raise Wrong(f"the loss is {actual:.6g}, the mean cross-entropy of its logits {expected:.6g}")
-
-
-def _raise_other(subject: Subject, *, shifts: bool) -> NoReturn:
-    """Report that labels are shifted, or are not shifted, against the head's rule."""
-    if not shifts:
-        raise Wrong("labels are shifted: each token is to predict the label of the next one")
-    if NOT_SHIFTED in (subject.module.forward.__doc__ or "").replace("*", ""):
-        raise NoAnswer("its documentation says that labels must be shifted before")
-    raise Wrong("labels are not shifted: each token is to predict itself, not the next one")
 
 
 def accumulation(subject: Subject) -> str | None:
@@ -74,7 +69,9 @@ def accumulation(subject: Subject) -> str | None:
 
     if getattr(subject.module, "accepts_loss_kwargs", True) is False:
         raise Refused("it declares accepts_loss_kwargs = False, so that the Trainer knows")
-    _require_argument(subject.module)
+    parameters = inspect.signature(subject.module.forward).parameters
+    if COUNT not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise Refused(f"forward takes no {COUNT}, so that the Trainer knows")  # which sees it, too
     inputs = _unequal(subject)
     labels = inputs["labels"]
     half = len(labels) // 2
@@ -89,13 +86,6 @@ def accumulation(subject: Subject) -> str | None:
     actual = gradient(subject.module, *({**part, COUNT: count} for part in parts))
     require_equal(actual, expected, allowed, "the gradient")
     return None
-
-
-def _require_argument(module: Any) -> None:
-    """Raise Refused if forward does not take the count: the Trainer sees that, too."""
-    parameters = inspect.signature(module.forward).parameters
-    if COUNT not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise Refused(f"forward takes no {COUNT}, so that the Trainer knows")
 
 
 def _unequal(subject: Subject) -> dict[str, Any]:
@@ -118,7 +108,8 @@ def checkpointing(subject: Subject) -> str | None:
     if not hasattr(module, "gradient_checkpointing_enable"):
         raise NoAnswer("the model has no gradient_checkpointing_enable")
     inputs, (_, allowed) = subject.loss_inputs(), subject.gradient
-    with _training(module):
+    module.train()
+    try:
         with _calls(module) as usual:
             expected = gradient(module, inputs)
         for kind, reentrant in (("non-reentrant", False), ("reentrant", True)):
@@ -131,16 +122,9 @@ def checkpointing(subject: Subject) -> str | None:
             require_equal(actual, expected, allowed, f"with {kind} checkpoints the gradient")
             if calls == usual:
                 raise Wrong(f"{kind} checkpointing was enabled, and nothing is recomputed")
-    return None
-
-
-@contextmanager
-def _training(module: Any) -> Iterator[None]:
-    module.train()
-    try:
-        yield
     finally:
         module.eval()
+    return None
 
 
 @contextmanager

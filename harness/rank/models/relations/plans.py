@@ -15,7 +15,7 @@ from harness.rank.models.answer import NoAnswer
 from harness.rank.models.judging import arrays, require_equal, rounding
 from harness.rank.models.relations.checkpoints import loaded
 from harness.rank.models.relations.replicas import whole
-from harness.rank.models.subject import Subject, gradient, logits, logits_of, loss_of, run, ulp_away
+from harness.rank.models.subject import SEEDS, Subject, gradient, logits, logits_of, loss_of, run
 from harness.system.text import count
 
 RANKS = 2
@@ -58,19 +58,22 @@ def _distributed() -> tuple[Any, Mapping[str, Any]]:
 
 def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:
     module, inputs = subject.module, subject.loss_inputs()
-    expected = {"logits": logits(module, inputs)}, gradient(module, inputs)
-    with ulp_away(module, 1):
-        perturbed = {"logits": logits(module, inputs)}, gradient(module, inputs)
+    outputs, of_outputs = subject.measured(lambda: {"logits": logits(module, inputs)}, SEEDS[:1])
+    expected, allowed = subject.measured(lambda: gradient(module, inputs), SEEDS[:1])
     split = _split(subject, f"{kind}-weights", how)
     output = run(split, inputs)
     actual = {"logits": whole(logits_of(output))}
-    require_equal(arrays(actual), expected[0], rounding(expected[0], [perturbed[0]]), "the output:")
+    require_equal(arrays(actual), outputs, of_outputs, "the output:")
     loss_of(output).backward()
-    allowed = rounding(expected[1], [perturbed[1]])
-    _become(module, expected[1])
+    _become(module, expected)
     parts = _split(subject, f"{kind}-gradients", how)
-    _require_parts(split, parts, expected[1], allowed)
-    return count(len(expected[1]), "gradient")
+    gradients = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
+    shards = arrays({n: whole(p) for n, p in parts.named_parameters() if n in expected})
+    floor = rounding(shards, [])
+    limits = {name: max(floor[name], allowed[name]) for name in shards}
+    phrase = "the logits are right, and the gradient"
+    require_equal(arrays(gradients), shards, limits, phrase)
+    return count(len(expected), "gradient")
 
 
 def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
@@ -82,15 +85,6 @@ def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
         subject.module.save_pretrained(folder)
     dist.barrier()
     return loaded(subject, folder, **how)
-
-
-def _require_parts(split: Any, parts: Any, reference: Named, allowed: Mapping[str, float]) -> None:
-    """Raise Wrong if a gradient is not this rank's part of the expected gradient."""
-    actual = {n: whole(p.grad) for n, p in split.named_parameters() if p.grad is not None}
-    expected = arrays({n: whole(p) for n, p in parts.named_parameters() if n in reference})
-    floor = rounding(expected, [])
-    limits = {name: max(floor[name], allowed[name]) for name in expected}
-    require_equal(arrays(actual), expected, limits, "the logits are right, and the gradient")
 
 
 def _become(module: Any, values: Named) -> None:

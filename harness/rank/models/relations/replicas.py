@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.rank.compare import Named, Spread
 from harness.rank.models.answer import NoAnswer, Wrong
-from harness.rank.models.judging import arrays, require_equal, rounding
-from harness.rank.models.subject import Subject, gradient, loss_of, rows, run, ulp_away
+from harness.rank.models.judging import arrays, require_equal
+from harness.rank.models.subject import SEEDS, Subject, gradient, loss_of, rows, run
 
 MEAN = "the mean gradient of both ranks"
 
@@ -27,27 +27,21 @@ def ddp(subject: Subject) -> str | None:
 
 def fsdp2(subject: Subject) -> str | None:
     """``fully_shard`` of each layer and of the model gives the mean of both ranks' gradients."""
+    import torch
     from torch.distributed.fsdp import fully_shard
 
     mine, expected, allowed = halves(subject)
     module = subject.module
-    for layer in _layers(module):
+    names = set(getattr(module, "_no_split_modules", None) or ())
+    layers = [part for part in module.modules() if type(part).__name__ in names]
+    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
+    for layer in layers or [layer for each in lists[:1] for layer in each]:
         fully_shard(layer)
     fully_shard(module)
     loss_of(run(module, mine)).backward()
     actual = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
     require_mean({name: whole(value) for name, value in actual.items()}, expected, allowed)
     return None
-
-
-def _layers(module: Any) -> list[Any]:
-    """The layers that the model declares, otherwise the modules of its first ModuleList."""
-    import torch
-
-    names = set(getattr(module, "_no_split_modules", None) or ())
-    layers = [part for part in module.modules() if type(part).__name__ in names]
-    lists = [part for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
-    return layers or [layer for each in lists[:1] for layer in each]
 
 
 def whole(tensor: Any) -> Any:
@@ -68,10 +62,7 @@ def halves(subject: Subject) -> tuple[dict[str, Any], Named, Spread]:
     def mean() -> Named:
         return {n: g / 2 for n, g in gradient(subject.module, *parts).items()}
 
-    expected = mean()
-    with ulp_away(subject.module, 1):
-        perturbed = mean()
-    return parts[dist.get_rank()], expected, rounding(expected, [perturbed])
+    return parts[dist.get_rank()], *subject.measured(mean, SEEDS[:1])
 
 
 def require_mean(actual: dict[str, Any], expected: Named, allowed: Spread) -> None:

@@ -43,12 +43,22 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
     With the steps of a reference (``expected``), only where its step has as many rows as are left.
     A loop that clears the gradients of each micro-batch is wrong, and has trained on all of them.
     """
+
+    def trained(step: Step) -> Step:
+        rows, unused = step["rows"], step["unused"]
+        cleared = step["cleared"].get("rows", 0)
+        if rows and cleared >= len(rows):
+            return step  # DeepSpeed clears the 16-bit gradients that it has added up in fp32
+        left = [micro for n, micro in enumerate(rows) if n >= cleared and n not in unused]
+        remainders = {what: step[what][count:] for what, count in step["cleared"].items()}
+        return step | remainders | {"rows": left or rows[cleared:]}
+
     gone: dict[int, list[Step]] = {}
     for number, step in enumerate(zip(*run.ranks, strict=False)):
         if not any(one["cleared"] or one["unused"] for one in step):
             continue
         at = run.layout.first + number
-        remainder = [_without_cleared(one) for one in step]
+        remainder = list(map(trained, step))
         if not expected or (
             at < len(expected) and _count(remainder, same_rows) == _count([expected[at]], False)
         ):
@@ -64,16 +74,6 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
         for rank, of_rank in enumerate(run.seen)
     ]
     return replace(run, ranks=ranks, seen=seen_rows)
-
-
-def _without_cleared(step: Step) -> Step:
-    rows, unused = step["rows"], step["unused"]
-    cleared = step["cleared"].get("rows", 0)
-    if rows and cleared >= len(rows):
-        return step  # its own: DeepSpeed clears the 16-bit gradients that it has added up in fp32
-    micro_batches = [micro for n, micro in enumerate(rows) if n >= cleared and n not in unused]
-    remainders = {what: step[what][count:] for what, count in step["cleared"].items()}
-    return step | remainders | {"rows": micro_batches or rows[cleared:]}
 
 
 def _count(step: Sequence[Step], same_rows: bool) -> int:
@@ -346,7 +346,20 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
     if not steps:
         return []
     rename = _renaming(set(steps[0]["update"]), set(expected["update"]), steps[0].get("stage"))
-    return [_renamed(step, rename) for step in steps] if rename else list(steps)
+    if rename is None:
+        return list(steps)
+
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {rename(name): value for name, value in values.items()}
+
+    return [
+        {
+            **step,
+            **{what: of(step[what]) for what in BY_NAME if step.get(what)},
+            "parts": [of(part) for part in step["parts"]],
+        }
+        for step in steps
+    ]
 
 
 def _renaming(names: set[str], targets: set[str], stage: int | None) -> Callable[[str], str] | None:
@@ -367,11 +380,3 @@ def _renaming(names: set[str], targets: set[str], stage: int | None) -> Callable
         if renamed != names and renamed <= targets:
             return rename
     return None
-
-
-def _renamed(step: Step, rename: Callable[[str], str]) -> Step:
-    def of(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {rename(name): value for name, value in values.items()}
-
-    quantities = {what: of(step[what]) for what in BY_NAME if step.get(what)}
-    return {**step, **quantities, "parts": [of(part) for part in step["parts"]]}
