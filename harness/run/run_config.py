@@ -70,7 +70,7 @@ class OnConfig:
     most: int = 64
     """Tasks that run at the same time."""
     array: int = 1000
-    """Tasks in one array; Slurm's own limit, MaxArraySize, holds too."""
+    """Tasks in one array, at most Slurm's MaxArraySize."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch, without dashes: +on.extra.qos=debug +on.extra.exclusive=true."""
     overlays: str = HERE
