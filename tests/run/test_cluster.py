@@ -161,7 +161,7 @@ def test_the_combinations_of_a_sweep_go_together(
     monkeypatch.setattr(cluster, "run_all", noted)
     refusal = suite.not_run("bf16_clip", Unsupported("because"), terminal())
     monkeypatch.setattr(suite, "run_in_block", lambda config: (f"seed {config.seed}\n", refusal))
-    words = ["--multirun", "scenario=bf16_clip", "seed=3,4", f"hydra.sweep.dir={tmp_path}"]
+    words = ["--multirun", "scenario=bf16_clip", "seed=3,4"]
     assert main(["run", *words, "on=slurm"]) == 0
     out = capsys.readouterr().out
     assert counts == [2]
