@@ -118,7 +118,11 @@ def started(
 
     A result is what the run printed and how it ended. A single run at a time prints to ``console``.
     """
-    jobs, order = _jobs(configs), _order(configs)
+    jobs, on_gpus = _jobs(configs), _gpus(configs) > 0
+    order = sorted(
+        range(len(configs)),
+        key=lambda index: -_width(configs[index]) if on_gpus else _beside_torch(configs[index]),
+    )
     ordered = [configs[index] for index in order]
 
     def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
@@ -151,13 +155,6 @@ def _gpus(configs: Sequence[RunConfig]) -> int:
     """The GPUs of this machine that runs lease."""
     launch = configs[0].launch
     return 0 if launch.lane == Lane.CPU.value or launch.nodes > 1 else len(machine.gpus())
-
-
-def _order(configs: Sequence[RunConfig]) -> list[int]:
-    """The runs in the order to start them, by index."""
-    if _gpus(configs):
-        return sorted(range(len(configs)), key=lambda index: -_width(configs[index]))
-    return sorted(range(len(configs)), key=lambda index: _beside_torch(configs[index]))
 
 
 def _width(config: RunConfig) -> int:
