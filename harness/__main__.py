@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         warn("interrupted; every process of the run was ended")
         return _flushed(INTERRUPTED)
-    except SystemExit as exit_request:  # argparse and Hydra raise it after --help
+    except SystemExit as exit_request:  # argparse raises it after --help
         return _flushed(ExitCode.INCONCLUSIVE if exit_request.code else ExitCode.AS_EXPECTED)
     except Exception as error:
         if debug:

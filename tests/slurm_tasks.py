@@ -13,22 +13,22 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from harness.__main__ import _as_interrupt
-from harness.run import cells
-from harness.run.batch import Batch, Work
+from harness.run import cells, slurm
 from harness.run.run_config import SLURM, OnConfig, RunConfig
-from harness.run.slurm import Shape
+from harness.run.slurm import Shape, Work
 from harness.system.machine import cache_folder
 
 
 def on(**changes: Any) -> OnConfig:
     """The settings of a command."""
-    return OnConfig(where=SLURM, time=5, **changes)
+    return OnConfig(where=SLURM, **{"time": 5, **changes})
 
 
 def nap(argument: tuple[str, str, float]) -> str:
@@ -97,10 +97,10 @@ def silent(_: str) -> None:
 def main() -> None:
     folder, count, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     signal.signal(signal.SIGTERM, _as_interrupt)
-    with Batch(works(folder, [seconds] * count), interruptible, on(), print) as tasks:
-        print("submitted", flush=True)
-        for index, value in tasks.results():
-            print(f"result {index}: {value}", flush=True)
+    for index, value in slurm.results(
+        works(folder, [seconds] * count), interruptible, on(), partial(print, flush=True)
+    ):
+        print(f"result {index}: {value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -163,8 +163,10 @@ def main(arguments: list[str]) -> int:
         tester = _Tester(sweep, cells, console, progress, options.again)
         search = Search(len(releases), tester.status_of, apart)
         tester.find(search.initial)
-        if commits:
-            _refuse_uncertain_ends(name, releases, cells)
+        for end in (0, len(releases) - 1) if commits else ():
+            if not cells[end].status.certain:
+                why = "has no certain status: name another end"
+                raise Inconclusive(f"{name} {releases[end]} {why}")
         outcome = search.run()
     _report(console, sweep, cells, outcome)
     changes = _changes(sweep, commits, cells, outcome) if commits else []
@@ -199,12 +201,6 @@ def _commits(words: Sequence[str]) -> Sweep | None:
     configs = Commits(base, name, sources.history(name, value, cache_folder()))
     short = [commit[: sources.SHORT] for commit in configs.history.commits]
     return Sweep(base.scenario, {name: short}, configs)
-
-
-def _refuse_uncertain_ends(name: str, commits: Sequence[str], cells: Mapping[int, Result]) -> None:
-    for end in (0, len(commits) - 1):
-        if not cells[end].status.certain:
-            raise Inconclusive(f"{name} {commits[end]} has no certain status: name another end")
 
 
 def _changes(

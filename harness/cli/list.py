@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from harness.bugs import catalog, remedies
 from harness.bugs.api.settings import in_words
 from harness.bugs.api.spec import HARMS, VISIBILITIES, Outcome
-from harness.bugs.periods import Alive, alive
+from harness.bugs.periods import alive
 from harness.cli import Arguments
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.terminal import table, terminal
@@ -134,14 +134,14 @@ def summary(name: str) -> ListedJson | BrokenJson:
     """A scenario's metadata as JSON values; for a broken one, the reason."""
     if why := catalog.why_broken(name):
         return {"name": name, "broken": why}
-    scenario = catalog.scenario(name)
+    scenario, bug = catalog.scenario(name), alive(name)
     return {
         "name": name,
         "title": scenario.title,
         "upstream": catalog.subject(name),
         "harm": scenario.harm,
         "visibility": scenario.visibility,
-        "alive": _alive(alive(name)),
+        "alive": {"release": bug.release, "variant": bug.variant} if bug else None,
         "known_upstream": scenario.known_upstream,
         "known_in_part": scenario.known_in_part,
         "settings": in_words(scenario.settings),
@@ -163,8 +163,3 @@ def summary(name: str) -> ListedJson | BrokenJson:
             for name, variant in scenario.variants.items()
         },
     }
-
-
-def _alive(bug: Alive | None) -> dict[str, str] | None:
-    """The newest release with the bug, and the variant that shows it; null if there is none."""
-    return {"release": bug.release, "variant": bug.variant} if bug else None

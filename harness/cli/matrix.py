@@ -152,7 +152,9 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result
         for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):
             by_index[index] = cell
             clock.tick(cell)
-            console.print(f"  {_line(sweep, cell)}  {clock.progress()}", style=STYLES[cell.status])
+            pinned = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
+            line = f"  {pinned}: {describe(cell)}  {clock.progress()}"
+            console.print(line, style=STYLES[cell.status])
             if not cell.status.certain and cell.folder and Path(cell.folder).is_dir():
                 console.print(f"    {cell.folder}")
             if hint := streak.hint(cell):
@@ -180,11 +182,6 @@ class Clock:
         seconds = (time.monotonic() - self.started) / self.run * remaining_cells
         estimate = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
         return f"[{count}, {estimate} left]"
-
-
-def _line(sweep: Sweep, cell: Result) -> str:
-    releases_ = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
-    return f"{releases_}: {describe(cell)}"
 
 
 def describe(cell: Result) -> str:

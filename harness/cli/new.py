@@ -187,7 +187,8 @@ def new(
     _make_package(parent / name)
     write_whole(parent / name / f"{catalog.MODULE}.py", code)
     write_whole(parent / name / bug_file.FILE, bug)
-    write_whole(parent / name / catalog.REPORT_SCRIPT, _report(subject))
+    libraries = f"torch and {subject}" if subject else "torch"
+    write_whole(parent / name / catalog.REPORT_SCRIPT, REPORT.format(libraries=libraries))
     if fixed is None:
         write_whole(parent / name / "mutations.py", MUTATIONS)
     catalog.forget()
@@ -237,10 +238,6 @@ def _bug(chosen: Mapping[str, str], fixed: str | None) -> str:
         pins=_pins(chosen),
         variants=_variants(chosen, fixed),
     )
-
-
-def _report(subject: str | None) -> str:
-    return REPORT.format(libraries=f"torch and {subject}" if subject else "torch")
 
 
 def _pins(chosen: Mapping[str, str]) -> str:

@@ -57,7 +57,10 @@ def write(names: Iterable[str]) -> None:
     for name, text in texts.items():
         write_whole(catalog.folder(name) / PAGE, text)
     if names and ADDRESSED[0].is_file():
-        _write_address()
+        for file in ADDRESSED:
+            text = file.read_text(encoding="utf-8")
+            if (new_text := with_address(text)) != text:
+                write_whole(file, new_text)
     if DOCS.is_dir() and not catalog.broken():
         _write_docs()
 
@@ -70,13 +73,6 @@ def with_address(text: str) -> str:
     place = "/".join(address.split("/")[-2:])
     text = re.sub(rf"((repository|uses): )[\w.-]+/{project['name']}\b", rf"\g<1>{place}", text)
     return re.sub(rf"({place}@|\brev: )v[\d.]+", rf"\g<1>v{project['version']}", text)
-
-
-def _write_address() -> None:
-    for file in ADDRESSED:
-        text = file.read_text(encoding="utf-8")
-        if (new_text := with_address(text)) != text:
-            write_whole(file, new_text)
 
 
 def _write_docs() -> None:

@@ -126,8 +126,8 @@ def _now_affected(result: ReleaseResult, reference: ReleaseResult, name: str, da
     remedy = scenario.remedy or f"use {result.package} {reference.version}"
     return (
         f"{name} is affected by {result.cell.scenario}; {reference.version} was not. "
-        f"{_capitalized(scenario.title)}. Only with {scenario.trigger}. What to do: "
-        f"{remedy}. First seen in the nightly of {day}."
+        f"{scenario.title[:1].upper()}{scenario.title[1:]}. Only with {scenario.trigger}. "
+        f"What to do: {remedy}. First seen in the nightly of {day}."
     )
 
 
@@ -159,10 +159,6 @@ def _certain_again(result: ReleaseResult, reference: ReleaseResult, name: str, d
         f"{name} has a status for {result.cell.scenario} again: {result.cell.status}. "
         f"{reference.version} was {reference.cell.status}."
     )
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _reason(result: ReleaseResult) -> str:

@@ -233,7 +233,14 @@ def confirm(
     bases: Mapping[str, RunConfig], due: Sequence[Result], say: Callable[[str], object]
 ) -> Iterator[Confirmation]:
     """Run results again, with their scenarios' settings in ``bases``; yield each when it ends."""
-    configs = [_config(bases[cell.scenario], cell) for cell in due]
+    configs = [
+        replace(
+            bases[cell.scenario],
+            variants=(RELEASED,),
+            pins=without_companions(catalog.scenario(cell.scenario), cell.pins),
+        )
+        for cell in due
+    ]
     failed: list[Confirmation] = []
 
     def fail(number: int, error: HarnessError) -> None:
@@ -247,12 +254,6 @@ def confirm(
                 yield failed.pop()
             yield _compared(configs[number], due[number], cell)
     yield from failed
-
-
-def _config(base: RunConfig, cell: Result) -> RunConfig:
-    """The config of a recorded result. Pins that follow from others are recorded, too."""
-    pins = without_companions(catalog.scenario(cell.scenario), cell.pins)
-    return replace(base, variants=(RELEASED,), pins=pins)
 
 
 def _compared(config: RunConfig, recorded: Result, rerun: Result) -> Confirmation:

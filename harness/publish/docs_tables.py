@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.bugs import catalog, lookup, result_file
 from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
-from harness.bugs.periods import Period, alive, newest, periods, tested
+from harness.bugs.periods import alive, newest, periods, tested
 from harness.bugs.pins import TORCH
 from harness.publish.gpu_evidence import evidence
 from harness.rank.guard.check_table import CHECKS
@@ -71,13 +71,11 @@ def _checks() -> str:
 def _bugs() -> str:
     """The table of all bugs."""
     columns = ["scenario", "package", "what happens", "harm", "how it shows", "the bug is in"]
-    rows = [_of_bug(name, catalog.scenario(name)) for name in catalog.sound()]
+    rows = [
+        [link(name), catalog.subject(name), bug.title, bug.harm, bug.visibility, _where(bug)]
+        for name, bug in ((name, catalog.scenario(name)) for name in catalog.sound())
+    ]
     return markdown_table(columns, rows)
-
-
-def _of_bug(name: str, bug: Scenario) -> list[str]:
-    subject = catalog.subject(name)
-    return [link(name), subject, bug.title, bug.harm, bug.visibility, _where(bug)]
 
 
 def _where(scenario: Scenario) -> str:
@@ -106,17 +104,12 @@ def _rows(name: str) -> Iterator[list[str]]:
             link(name),
             subject,
             period.before or (f"none before {period.since}" if period.since else ""),
-            _affected(period),
+            " to ".join(dict.fromkeys((period.first, period.last))),
             "alive" if period.alive else period.after or "",
             count,
         ]
     if not affected_periods and (newest_test := newest(name)):
         yield [link(name), subject, "", "none: an edit puts it back", newest_test[0], count]
-
-
-def _affected(period: Period) -> str:
-    is_single = period.first == period.last
-    return period.first if is_single else f"{period.first} to {period.last}"
 
 
 LAYOUTS = {

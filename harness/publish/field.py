@@ -93,7 +93,7 @@ def page() -> str:
     """The text of docs/field.md."""
     lists = bug_lists()
     columns = ["list", "bugs", *STATUSES]
-    totals = [[_heading(each), *_numbers(each)] for each in lists]
+    totals = [[f"[{each.name}](#{slug(each.name)})", *_numbers(each)] for each in lists]
     meanings = [[f"*{status}*", meaning] for status, meaning in STATUSES.items()]
     parts = [
         "# The bugs that the field names",
@@ -139,10 +139,6 @@ def _numbers(bug_list: BugList) -> Iterator[str]:
     totals = Counter({status: bug_list.total(status) for status in STATUSES})
     yield str(totals.total())
     yield from (str(totals[status] or "") for status in STATUSES)
-
-
-def _heading(bug_list: BugList) -> str:
-    return f"[{bug_list.name}](#{slug(bug_list.name)})"
 
 
 def _section(bug_list: BugList) -> Iterator[str]:

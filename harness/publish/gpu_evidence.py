@@ -60,14 +60,10 @@ def _newest(
     newest = {}
     for name, by_label in runs.items():
         for trials in by_label.values():
-            if _shares(trials) == shares:
+            if any((t.environment or {}).get("shares_gpu") for t in trials) == shares:
                 newest[name] = trials
                 break
     return newest
-
-
-def _shares(trials: list[Result]) -> bool:
-    return any((trial.environment or {}).get("shares_gpu") for trial in trials)
 
 
 def _both(own: Kept, shared: Kept) -> str:

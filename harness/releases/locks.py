@@ -46,12 +46,11 @@ class Lock:
 
     def versions(self, python: str) -> dict[str, str]:
         """The version of each package that an overlay for this Python contains."""
-        requirements = (line for line in self.lines if _applies(line, python))
+        markers = {"python_version": python}
+        requirements = [
+            line for line in self.lines if line.marker is None or line.marker.evaluate(markers)
+        ]
         return {line.name: next(iter(line.specifier)).version for line in requirements}
-
-
-def _applies(line: Requirement, python: str) -> bool:
-    return line.marker is None or line.marker.evaluate({"python_version": python})
 
 
 def lines(versions: Mapping[str, str]) -> str:

@@ -58,13 +58,9 @@ class Judged:
 
 def is_requested(words: Sequence[str]) -> bool:
     """Whether the overrides of ``run`` name a source or a patch, and do not choose variants."""
-    pairs = [word.partition("=") for word in words]
-    if any(key == "variant" or (key.startswith("-") and key != "--json") for key, _, _ in pairs):
+    if any(word.startswith("variant=") for word in words):
         return False
-    return any(
-        key == "patch" or (key.startswith("pins.") and sources.is_one(value))
-        for key, _, value in pairs
-    )
+    return any(word.startswith("patch=") or _is_source(word) for word in words)
 
 
 def judge(words: Sequence[str]) -> int:
@@ -152,7 +148,11 @@ def _patched(name: str, words: Sequence[str]) -> int:
         console.print(
             f"  {bug}: {before[bug].status}; with the patch {cell.status}: {short(cell.reason)}"
         )
-    broken = [bug for bug in after if _broken(before[bug], after[bug])]
+    broken = [  # there only with the patch, or it can no longer be tested with it
+        bug
+        for bug, cell in after.items()
+        if before[bug].status is Status.NOT_AFFECTED and cell.status is not Status.NOT_AFFECTED
+    ]
     if name == ALL:
         text = f"breaks {', '.join(broken)}" if broken else "breaks nothing"
         console.print(f"the patch {text}")
@@ -194,12 +194,6 @@ def _sibling(target: RunConfig, name: str, words: Sequence[str]) -> RunConfig:
 def _covered(config: RunConfig) -> bool:
     scenario = catalog.scenario(config.scenario)
     return pins.covers(scenario, pins.complete(scenario, config.pins))
-
-
-def _broken(before: Result, after: Result) -> bool:
-    """Whether a bug is there only with the patch, or can no longer be tested with it."""
-    worse = after.status is Status.AFFECTED or not after.status.certain
-    return before.status is Status.NOT_AFFECTED and worse
 
 
 def _verdict(

@@ -18,12 +18,11 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED, Lane
 from harness.bugs.results import Result
 from harness.releases import overlay
-from harness.run import cells, suite
-from harness.run.batch import Batch, Say, Work
+from harness.run import cells, slurm, suite
 from harness.run.job import stack_of
 from harness.run.run import make_overlay
 from harness.run.run_config import HERE, JOB, RunConfig
-from harness.run.slurm import Shape
+from harness.run.slurm import Say, Shape, Work
 from harness.run.suite import Done
 from harness.system.errors import Fault, HarnessError, UserError
 from harness.system.machine import cache_folder
@@ -68,15 +67,15 @@ def run_all(configs: Sequence[RunConfig], console: Console) -> Generator[tuple[i
         for index, answer in _results(configs, run_task, progress.tally):
             if isinstance(answer, UserError):
                 raise answer
-            if isinstance(answer, HarnessError):
-                yield index, suite.not_run(configs[index].scenario, answer, console)
-                continue
-            block, ending = answer
-            if ending.folder and not ending.folder.is_dir():
-                unseen = Fault(f"{ending.folder} is not here: name runs=DIR that all nodes see")
-                yield index, suite.not_run(configs[index].scenario, unseen, console)
-                continue
-            console.print(block, end="")
+            block, ending = "", answer
+            if not isinstance(answer, HarnessError):
+                block, ending = answer
+                if ending.folder and not ending.folder.is_dir():
+                    ending = Fault(f"{ending.folder} is not here: name runs=DIR that all nodes see")
+            if isinstance(ending, HarnessError):
+                ending = suite.not_run(configs[index].scenario, ending, console)
+            else:
+                console.print(block, end="")
             yield index, ending
 
 
@@ -92,11 +91,12 @@ def _results(
     indices = [index for index in range(len(configs)) if index not in refused]
     if not indices:
         return
+    if on.overlays == JOB:
+        maker = [Work(list(configs), Shape(overlay.BUILDERS, 0))]
+        list(slurm.results(maker, overlays_task, on, say))
     works = [Work(configs[index], _shape(configs[index])) for index in indices]
-    maker = (overlays_task, Work(list(configs), Shape(overlay.BUILDERS, 0)))
-    with Batch(works, do, on, say, maker if on.overlays == JOB else None) as batch:
-        for at, answer in batch.results():
-            yield indices[at], answer
+    for at, answer in slurm.results(works, do, on, say):
+        yield indices[at], answer
 
 
 def _make_overlays(configs: Sequence[RunConfig], say: Say) -> dict[int, HarnessError]:

@@ -1,26 +1,25 @@
 """Overrides -> RunConfig, composed by Hydra. The only module that imports Hydra.
 
-Hydra composes once, in the parent. Each scenario's ``Params`` is registered as an option of the
-group ``scenario``, so a new scenario needs no YAML.
+Each scenario's ``Params`` is registered as an option of the group ``scenario``, so a new scenario
+needs no YAML. Hydra parses the overrides and composes the groups. Keys and types are checked here,
+so a mistake is a line with the choices.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, get_args, get_type_hints
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
-from hydra.types import RunMode
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,98 +29,24 @@ from harness.releases import sources
 from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read, refuse_extras
 from harness.system.errors import UserError, unknown
 from harness.system.files import ROOT
-from harness.system.installation import PROGRAM
 
 CONFIGS = str(ROOT / "configs")
-KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
-"""What may be written for a value, by the name that OmegaConf has for its type."""
+GROUPS = {
+    folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+    for folder in sorted(Path(CONFIGS).iterdir())
+    if folder.is_dir()
+}
+"""The options of each group of keys, but for ``scenario``."""
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+"""What may be written for a value, by its type."""
 LISTS = ("variant", "patch")
 """Keys that take a list: one run has all of its values."""
-HELP = {"--help", "-h", "--info", "-i"}
 
 
-def run(arguments: Sequence[str], job: Callable[[list[RunConfig]], None]) -> None:
-    """Run ``arguments`` as a Hydra application that calls ``job`` for each composed configuration.
-
-    ``job`` gets a list with one RunConfig, or with one for each scenario if ``scenario=all``. All
-    of Hydra's command line works, ``--multirun``, ``--cfg``, ``--help``, sweepers, but no launcher:
-    ``job`` must be called here. Raises UserError for what cannot be composed."""
-    if any(word.startswith("hydra/launcher=") for word in arguments):
-        raise UserError("hydra/launcher has no effect here: on=slurm sends runs to Slurm")
-    begun = False
-    refused: list[Exception] = []
-    succeeded = False
-    sweep: Path | None = None
-
-    @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="config")
-    def task(config: DictConfig) -> None:
-        nonlocal begun, succeeded, sweep
-        begun = True
-        choice = HydraConfig.get()
-        if choice.mode is RunMode.MULTIRUN:
-            sweep = Path(choice.sweep.dir).absolute()
-        try:
-            job(selected(config, choice.runtime.choices["scenario"], choice.overrides.task))
-        except Exception as error:
-            refused.append(error)  # if raised here, Hydra would print another line
-            return
-        succeeded = True
-
-    arguments = [understood(a) for a in arguments]
-    if HELP & set(arguments) and not any(a.startswith("scenario=") for a in arguments):
-        # Help shows the keys of one scenario. It comes first: --info may take the next word.
-        arguments = [*(f"scenario={n}" for n in catalog.sound()[:1]), *arguments]
-    _refuse_options(arguments)
-    _register(arguments)
-    try:
-        with _as_argv(arguments), _one_line(arguments):
-            task()
-    except ValueError as error:  # Hydra raises it for lane=null, for example
-        if begun:
-            raise
-        raise UserError(f"{' '.join(arguments)}: {error}") from None
-    if refused and sweep and not succeeded:
-        _remove(sweep)
-    if refused:
-        raise refused[0]
-
-
-def _refuse_options(arguments: Sequence[str]) -> None:
-    """Raise UserError for options that Hydra would refuse with its whole usage."""
-
-    def refuse(message: str) -> NoReturn:
-        raise UserError(f"{message} (see {PROGRAM} run --help)")
-
-    parser = get_args_parser()
-    parser.error = refuse  # type: ignore[method-assign]
-    parser.parse_args(list(arguments))
-
-
-def _remove(sweep: Path) -> None:
-    """Remove the folder that Hydra made for a sweep without a result, and empty ones above it."""
-    (sweep / "multirun.yaml").unlink(missing_ok=True)
-    with suppress(OSError):
-        for folder in (sweep, sweep.parent, sweep.parent.parent):
-            folder.rmdir()
-
-
-def compose(arguments: Sequence[str]) -> RunConfig:
+def compose(words: Sequence[str]) -> RunConfig:
     """The RunConfig of the overrides of a single run."""
-    return _composed(arguments, read)
-
-
-Read = TypeVar("Read")
-
-
-def _composed(
-    arguments: Sequence[str], reader: Callable[[DictConfig, str, Sequence[str]], Read]
-) -> Read:
-    """Compose, and call ``reader`` with the configuration, its scenario and its overrides."""
-    _register(arguments)
-    arguments = [understood(a) for a in arguments]
-    with _one_line(arguments), hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = hydra.compose("config", overrides=list(arguments), return_hydra_config=True)
-        return reader(config, config.hydra.runtime.choices["scenario"], arguments)
+    config, scenario = composed(words)
+    return read(config, scenario, list(map(understood, words)))
 
 
 def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
@@ -136,33 +61,30 @@ def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
     if len(sound) == 1:
         configs = [compose([f"scenario={sound[0]}", *words])]
     else:
-        configs = _composed(
-            [f"scenario={ALL}", *words], lambda *composed: _several(sound, *composed)
-        )
+        configs = _several(sound, composed([f"scenario={ALL}", *words])[0], words)
     return [*configs, *(_unread(configs[0], name) for name in names if name in lost)]
 
 
-def selected(config: DictConfig, scenario: str, overrides: Sequence[str]) -> list[RunConfig]:
-    """The RunConfigs of a composed configuration: one, or one for each scenario of all or of a
+def selected(words: Sequence[str]) -> list[RunConfig]:
+    """The RunConfigs of the overrides of ``run``: one, or one for each scenario of all or of a
     package."""
+    config, scenario = composed(words)
     of_package = catalog.of_package(scenario)
     if scenario != ALL and not of_package:
-        return [read(config, scenario, overrides)]
+        return [read(config, scenario, list(map(understood, words)))]
     variant, names = config.variant, of_package or catalog.sound()
     fitting = [n for n in names if _has_variant(catalog.scenario(n), variant)]
     if not fitting:
         raise UserError(f"no scenario has the variant {variant}")
-    chosen = _several(fitting, config, scenario, overrides)
+    chosen = _several(fitting, config, words)
     broken = () if of_package else catalog.broken()
     return [*chosen, *(_unread(chosen[0], name) for name in broken)]
 
 
-def _several(
-    names: Iterable[str], config: DictConfig, _: str, overrides: Sequence[str]
-) -> list[RunConfig]:
+def _several(names: Iterable[str], config: DictConfig, words: Sequence[str]) -> list[RunConfig]:
     """The RunConfigs of several scenarios, each with its own defaults."""
     refuse_extras(config, (), ())
-    others = [word for word in overrides if not word.startswith("scenario=")]
+    others = [understood(word) for word in words if not word.startswith("scenario=")]
     configs = []
     for name in names:
         copy = config.copy()
@@ -183,132 +105,184 @@ def _has_variant(scenario: Scenario, variant: Any) -> bool:
     return not isinstance(variant, str) or variant in (ALL, RELEASED, *scenario.variants)
 
 
-def understood(argument: str) -> str:
-    """An argument as Hydra is to read it.
+def combinations(words: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run of a sweep: every combination of ``KEY=A,B``."""
+    _register()
+    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        choices = [
+            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+            if o.is_discrete_sweep()
+            else [str(o.input_line)]
+            for o in _parsed(words)
+        ]
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def composed(words: Sequence[str]) -> tuple[DictConfig, str]:
+    """The configuration of overrides, and the scenario, or the scenarios, that they name.
+
+    Raises UserError for a mistake that a type or a missing key shows, and BrokenScenario.
+    """
+    _register()
+    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        overrides = _parsed(words)
+        for override in overrides:
+            _refuse_several(override)
+        options = _options(overrides)
+        scenario, preset = options["scenario"], options.get("preset", "null")
+        if scenario in catalog.names():
+            _register_params(scenario, catalog.scenario(scenario))
+        if preset != "null":
+            knobs = catalog.scenario(scenario).knobs if scenario in catalog.names() else {}
+            _refuse_other_preset(preset, knobs)
+        groups = [f"{group}={option}" for group, option in options.items()]
+        config = hydra.compose("config", overrides=groups)
+    for override in overrides:
+        if override.key_or_group not in options:
+            _apply(override, config)
+    return config, scenario
+
+
+def understood(word: str) -> str:
+    """A word as Hydra is to read it.
 
     The value of a pin is quoted, because Hydra would read 0.10 as the number 0.1. Raises UserError
     for ``~KEY``, with which Hydra would remove a key that we read.
     """
-    key, sign, value = argument.partition("=")
-    if key.startswith("~") and not key.startswith("~hydra"):
+    key, sign, value = word.partition("=")
+    if key.startswith("~"):
         raise UserError(f"{key}: no key can be removed: write KEY=VALUE")
     if not key.lstrip("+").startswith("pins.") or not sign:
-        return argument
+        return word
     if sources.is_one(value):
         return f"{key}='{value}'"
     return key + sign + re.sub(r"(?<![\w.'\"])(\d+(?:\.\d+)?)(?![\w.'\"])", r"'\1'", value)
 
 
-def _register(arguments: Sequence[str]) -> None:
-    """Register the scenarios with Hydra: those that are chosen with their parameters, and the
-    others by name, as it copies its store often. Raises BrokenScenario for a broken one."""
+def _parsed(words: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    overrides = []
+    for word in map(understood, words):
+        key, sign, _ = word.partition("=")
+        if not sign:
+            example = word if word in catalog.names() else "bf16_clip"
+            raise UserError(f"'{word}' is no KEY=VALUE; a scenario is named by scenario={example}")
+        if key.startswith("hydra"):
+            raise UserError(f"{key} has no effect here: on=slurm sends runs to Slurm")
+        try:
+            overrides += parser.parse_overrides([word])
+        except HydraException:
+            raise UserError(
+                f"'{word}' cannot be read: write KEY=VALUE, or KEY=\"'VALUE'\""
+            ) from None
+    return overrides
+
+
+def _refuse_several(override: Override) -> None:
+    """Raise UserError for the values of a sweep where one is needed."""
+    if override.is_sweep_override():
+        key, _, value = str(override.input_line).partition("=")
+        if key in LISTS:
+            raise UserError(f"{key}={value}: write several values as a list: {key}=[{value}]")
+        raise UserError(
+            f"{key}={value}: several values need --multirun, which runs them one after another"
+        )
+
+
+def _options(overrides: Iterable[Override]) -> dict[str, str]:
+    """The options that overrides choose, by group. Raises UserError for an unknown one."""
+    options = {}
+    for override in overrides:
+        group, option = override.key_or_group, override.get_value_element_as_str()
+        if group == "scenario":
+            if option not in _selections():
+                raise UserError(catalog.unknown_scenario(option, ALL))
+        elif group not in GROUPS:
+            continue
+        elif option not in GROUPS[group] and (group, option) != ("preset", "null"):
+            raise UserError(unknown(group, option, GROUPS[group]))
+        options[group] = option
+    if "scenario" not in options:
+        raise UserError(
+            f"name a scenario: scenario=NAME, or scenario={ALL}. '{catalog.LIST}' shows them"
+        )
+    return options
+
+
+def _selections() -> tuple[str, ...]:
+    """What ``scenario=`` may be."""
+    return (*catalog.names(), *catalog.subjects(), ALL)
+
+
+def _refuse_other_preset(preset: str, knobs: Iterable[str]) -> None:
+    """Raise UserError for a preset with parameters that a scenario does not have."""
+    for name in OmegaConf.load(Path(CONFIGS, "preset", f"{preset}.yaml")).scenario:
+        if name not in knobs:
+            raise UserError(
+                f"preset={preset} is for another scenario: this one has no scenario.{name}"
+            )
+
+
+def _apply(override: Override, config: DictConfig) -> None:
+    """Set a key of the configuration. Raises UserError for an unknown key and for another type."""
+    key, value = override.key_or_group, override.value()
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    is_new = override.is_add() or override.is_force_add()
+    if isinstance(node, DictConfig) and name in node.keys():  # noqa: SIM118 - not null ones either
+        if isinstance(group := node[name], DictConfig) and not isinstance(value, dict):
+            raise UserError(unknown("key", key, [f"{key}.{child!s}" for child in group]))
+    elif not is_new:
+        prefix, children = f"{parent}." if parent else "", []
+        if isinstance(node, DictConfig):
+            children = list(node)
+        raise UserError(unknown("key", key, [f"{prefix}{child!s}" for child in children]))
+    try:
+        OmegaConf.update(config, key, value, merge=True, force_add=is_new)
+        OmegaConf.select(config, key)  # resolves ${...}
+    except OmegaConfBaseException:
+        why = "write another value"
+        hint = get_type_hints(OmegaConf.get_type(node)).get(name)
+        if value is None:
+            why = "null is no value, choose one or leave this out"
+        elif kinds := [KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS]:
+            why = f"write {kinds[0]}"
+        raise UserError(f"{override.input_line}: {why}") from None
+
+
+def _register() -> None:
+    """Register the scenarios with Hydra, by name alone, as it copies its store often."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Schema)
-    nothing: dict[str, Any] = {"scenario": {}, "pins": {}}
-    chosen = {word for a in arguments if a.startswith("scenario=") for word in re.split(r"\W+", a)}
-    if {"glob", "choice"} & chosen:  # Hydra's patterns
-        chosen.update(catalog.sound())
-    for name in (*catalog.names(), *catalog.subjects(), ALL):
-        is_chosen = name in chosen and name in catalog.names()
-        node = _node(name, catalog.scenario(name)) if is_chosen else nothing
+    for name in _selections():
+        node: dict[str, Any] = {"scenario": {}, "pins": {}}
         store.store(group="scenario", name=name, node=node, package="_global_")
 
 
-def _node(name: str, bug: Scenario) -> dict[str, Any]:
-    return {
-        "scenario": OmegaConf.structured(bug.params),
-        "pins": dict.fromkeys(bug.pins, AUTO),
-        "hydra": {"help": {"footer": _help(name, bug)}},
-    }
+def _register_params(name: str, bug: Scenario) -> None:
+    node = {"scenario": OmegaConf.structured(bug.params), "pins": dict.fromkeys(bug.pins, AUTO)}
+    ConfigStore.instance().store(group="scenario", name=name, node=node, package="_global_")
 
 
-def _help(name: str, bug: Scenario) -> str:
-    """The parameters of a scenario, for Hydra's ``--help``."""
-    lines = (f"  scenario.{k}={knob.default}  {knob.meaning}" for k, knob in bug.knobs.items())
-    return "\n".join([f"The parameters of {name}:", *lines])
+def as_yaml(words: Sequence[str]) -> str:
+    """The configuration of overrides, as YAML."""
+    return OmegaConf.to_yaml(composed(words)[0])
 
 
-@contextmanager
-def _as_argv(arguments: Sequence[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = [f"{PROGRAM} run", *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-@contextmanager
-def _one_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Turn an error of Hydra or OmegaConf about the overrides into a UserError of one line."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints the error and exits
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explained(error, arguments)) from None
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
-
-
-def _explained(error: Exception, arguments: Sequence[str]) -> str:
-    text = str(error)
-    option = re.search(r"Could not find '(\w+)/([^']*)'", text)
-    if option and option[1] == "scenario":
-        return catalog.unknown_scenario(option[2], ALL)
-    if option:
-        choices = sorted(file.stem for file in Path(CONFIGS, option[1]).glob("*.yaml"))
-        return unknown(option[1], option[2], choices)
-    if "You must specify 'scenario'" in text:
-        return f"name a scenario: scenario=NAME, or scenario={ALL}. '{catalog.LIST}' shows them"
-    word = re.search(r"parsing override '([^']+)'\s+missing EQUAL", text)
-    if word:
-        example = word[1] if word[1] in catalog.names() else "bf16_clip"
-        return f"'{word[1]}' is no KEY=VALUE; a scenario is named by scenario={example}"
-    several = re.search(r"Ambiguous value for argument '([^']+)'", text)
-    if several:
-        key, _, value = several[1].partition("=")
-        if key in LISTS:
-            return f"{several[1]}: write several values as a list: {key}=[{value}]"
-        return f"{several[1]}: several values need --multirun, which runs them one after another"
-    key = re.search(r"Could not override '([^']+)'", text)
-    if key:
-        return unknown("key", key[1], _keys(key[1], arguments))
-    if isinstance(error, OverrideParseException):
-        return f"'{error.override}' cannot be read: write KEY=VALUE, or KEY=\"'VALUE'\""
-    preset = re.search(r"In 'preset/(\w+)'.*full_key: ([\w.]+)", text, re.DOTALL)
-    if preset:
-        return f"preset={preset[1]} is for another scenario: this one has no {preset[2]}"
-    why = str(error.__cause__ or "").partition("\n")[0]
-    merged = re.match(r"Error merging override (.+)", text)
-    if merged and "is not a subclass of" in why:  # a value for a group of keys
-        group = merged[1].partition("=")[0]
-        return unknown("key", group, _keys(f"{group}.", arguments))
-    if merged and (line := _mistyped(merged[1], why)):
-        return line
-    line = " ".join(line.strip() for line in text.splitlines() if line.strip())
-    return f"{line}: {why}" if why else line
-
-
-def _mistyped(word: str, why: str) -> str:
-    """What may be written for a value of the wrong type; empty if OmegaConf has another reason."""
-    kind = re.search(r"converted to (\w+)|not a valid (bool)", why)
-    if kind:
-        return f"{word}: write {KINDS.get(kind[1] or kind[2], kind[1] or kind[2])}"
-    if "is not Optional" in why:
-        return f"{word}: null is no value, choose one or leave this out"
-    return ""
-
-
-def _keys(path: str, arguments: Sequence[str]) -> list[str]:
-    """The keys next to one that does not exist, as a user would type them."""
-    parent, _, _ = path.rpartition(".")
-    # In a sweep, the first choice.
-    chosen = [a.partition(",")[0] for a in arguments if re.match(r"(scenario|lane|on)=", a)]
-    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
-        config = hydra.compose("config", overrides=chosen)
-    node = OmegaConf.select(config, parent) if parent else config
-    return [f"{parent}.{key!s}" if parent else str(key) for key in node or ()]
+def description(words: Sequence[str]) -> str:
+    """The keys with their values, and the parameters of the scenario; of any one if the overrides
+    name none."""
+    if not any(word.startswith("scenario=") for word in words):
+        words = [f"scenario={catalog.sound()[0]}", *words]
+    config, name = composed(words)
+    options = [f"{group}: {', '.join(choices)}" for group, choices in GROUPS.items()]
+    lines = [
+        *("groups of keys, to choose as GROUP=OPTION:", "", *options),
+        f"scenario: {ALL}, a package, or a name that '{catalog.LIST}' shows",
+        *("", "keys, to set as KEY=VALUE or GROUP.KEY=VALUE:", "", OmegaConf.to_yaml(config)),
+    ]
+    if name in catalog.names():
+        lines.append(f"The parameters of {name}:")
+        knobs = catalog.scenario(name).knobs
+        lines += [f"  scenario.{k}={knob.default}  {knob.meaning}" for k, knob in knobs.items()]
+    return "\n".join(lines)

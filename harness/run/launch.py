@@ -120,11 +120,16 @@ def launch(
     forked = server is not None
     script = str(RANK) if forked else RANK_MODULE
     words = (script, str(run_folder), identity.variant, identity.launch)
+    start: Start = partial(start_cold, settings.python)
+    if server:
+        start = server.start
+    elif settings.nodes > 1:
+        start = partial(nodes.start, settings.python, settings.nodes, identity.world_size)
     return supervise(
         folder,
         torchrun_arguments(folder, identity.world_size, words, settings.nodes, forked=forked),
         rank_environment(settings),
-        server.start if server else _cold_start(settings, identity.world_size),
+        start,
         ranks=identity.world_size,
         timeout=timeout,
         tick=tick,
@@ -169,12 +174,6 @@ def supervise(
             if folder.is_dir():
                 keep(ended)
     return ended
-
-
-def _cold_start(settings: RankSettings, ranks: int) -> Callable[..., Process]:
-    if settings.nodes == 1:
-        return partial(start_cold, settings.python)
-    return partial(nodes.start, settings.python, settings.nodes, ranks)
 
 
 def start_cold(
@@ -273,18 +272,14 @@ def _wait(
         tick()
         if (
             isinstance(process, ForkedLaunch)
-            and _started(folder) == ranks
+            # torchrun makes the folders of ranks right before it starts them
+            and len(list(folder.glob("elastic/*/attempt_0/*"))) == ranks
             and process.lost_a_rank(ranks)
         ):
             return 0  # the records show whether the ranks were done
         if not folder.is_dir():
             raise Inconclusive(f"{folder} was removed while its trial ran")
     return process.poll()
-
-
-def _started(folder: Path) -> int:
-    """The number of ranks that have a folder, which torchrun makes right before it starts them."""
-    return len(list(folder.glob("elastic/*/attempt_0/*")))
 
 
 @contextmanager

@@ -180,6 +180,7 @@ def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:
 def write_run(job: Job, ready: Prepared) -> RunFolder:
     """Make the run folder with run.json, which is all that ranks read."""
     config = job.config
+    installed = {name: pin for stack in ready.stacks.values() for name, pin in stack.pins.items()}
     record = {
         "format": FORMAT,
         "run": uuid.uuid4().hex,
@@ -189,7 +190,7 @@ def write_run(job: Job, ready: Prepared) -> RunFolder:
         "seed": config.seed,
         "lane": ready.lane,
         "params": asdict(config.params),
-        "pins": _installed_pins(ready) if config.installed else dict(config.pins),
+        "pins": installed if config.installed else dict(config.pins),
         "installed": config.installed is not None,
         "launch": asdict(config.launch),
         "source": machine.source(),
@@ -204,11 +205,6 @@ def write_run(job: Job, ready: Prepared) -> RunFolder:
     folder = RunFolder(create_run_folder(config.runs, name, record), record)
     print_header(job.console, record)
     return folder
-
-
-def _installed_pins(ready: Prepared) -> dict[str, str]:
-    """The versions of the user's own packages; nobody has chosen them."""
-    return {name: pin for stack in ready.stacks.values() for name, pin in stack.pins.items()}
 
 
 def _other_torch(ready: Prepared) -> dict[str, str]:

@@ -70,7 +70,7 @@ class OnConfig:
     most: int = 64
     """Tasks that run at the same time."""
     array: int = 1000
-    """Tasks in one array; Slurm's own limit, MaxArraySize, holds too."""
+    """Tasks in one array, at most Slurm's MaxArraySize."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch, without dashes: +on.extra.qos=debug +on.extra.exclusive=true."""
     overlays: str = HERE
@@ -263,22 +263,19 @@ def _with_torch(pins: dict[str, str], default: Iterable[str]) -> dict[str, str]:
 def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[str]) -> None:
     """Refuse a pin that every chosen variant overrides with its own release."""
     pins_of = catalog.scenario(scenario).pins_of
+    quoted = " and ".join(f"variant '{variant}'" for variant in variants)
     for name in pins:
         if all(name in pins_of(variant) for variant in variants):
             raise UserError(
-                f"pins.{name} has no effect: {_quoted(variants)} has its own release of {name}. "
+                f"pins.{name} has no effect: {quoted} has its own release of {name}. "
                 f"To test another release, use variant={RELEASED}"
             )
-
-
-def _quoted(variants: Iterable[str]) -> str:
-    return " and ".join(f"variant '{variant}'" for variant in variants)
 
 
 def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]) -> None:
     """Refuse keys that ``+key=value`` added, because nothing reads them."""
     expected = {
-        "": {f.name for f in fields(Schema)} | {"hydra"},
+        "": {f.name for f in fields(Schema)},
         "scenario.": set(params),
         "launch.": {f.name for f in fields(LaunchConfig)},
         "on.": {f.name for f in fields(OnConfig)},
@@ -288,7 +285,7 @@ def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]
         node = OmegaConf.select(config, parent.rstrip(".")) if parent else config
         for key in node:
             if key not in keys:
-                choices = sorted(f"{parent}{name}" for name in keys - {"hydra"})
+                choices = sorted(f"{parent}{name}" for name in keys)
                 raise UserError(unknown("key", f"{parent}{key!s}", choices))
 
 

@@ -1,46 +1,67 @@
-"""Slurm: submits tasks through submitit, looks at the queue, cancels, and says why a task ended.
+"""The tasks of a command on Slurm: submitit sends them as job arrays; their results are files.
 
-Accounting is not needed, as ``sacct`` fails where it is switched off: squeue names the tasks that
-are queued or running, and ``scontrol show job`` says how one ended. Only ``on=slurm`` imports this
-module, and only ``submit`` imports submitit.
+A task stores what it finds, so nothing here outlives its command: the same command again finds
+what is stored, and sends the rest. Slurm itself starts the tasks of a failed node again. Accounting
+is not needed, as ``sacct`` fails where it is switched off: squeue names the tasks that are queued
+or running, and ``scontrol show job`` says how one ended. Only ``on=slurm`` imports this module.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import logging
+import os
 import pickle
 import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.run.run_config import OnConfig
-from harness.system.errors import Inconclusive, Unsupported, UserError
+from harness.system.errors import Fault, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT, writing
 from harness.system.installation import install
-from harness.system.machine import cache_folder
-from harness.system.text import short
+from harness.system.machine import cache_folder, refuse_unless_private
+from harness.system.text import short, warn
 
+POLL = 0.5
+"""Seconds between two looks for results, which are files."""
 SOON, LATER = 2.0, 15.0
-"""Seconds between two looks at the queue, at first and after minutes: results are files, so a look
-is only needed for the progress and for tasks that were lost."""
+"""Seconds between two looks at the queue, at first and after minutes: only tasks that were lost
+need one."""
 SILENT = 600.0
 """Seconds that Slurm's controller may be out of reach, for example while it restarts."""
+SETTLE = 2.0
+"""Seconds after a task has left the queue until Slurm is asked how it ended."""
+GRACE = 60.0
+"""Seconds for the result of a task that ended by itself: an NFS client may see a new file that
+late (acdirmax)."""
+KEPT = 7 * 24 * 3600.0
+"""Seconds until the folder of a command that was killed is deleted. Its tasks may still read it."""
 LIMIT = 60
 """Seconds that a command of Slurm may take."""
 
-QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
-GOING_ON = (*QUEUED, "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING")
-"""The states of tasks that may still give a result."""
+PLAIN = ("partition", "account", "constraint")
+"""The settings that submitit takes as they are."""
+OURS = {"requeue": True, "signal": "CONT@1"}
+"""Slurm starts the tasks of a failed node again. Submitit's own signal would end short tasks;
+SIGCONT does nothing."""
 OUT_OF_REACH = re.compile(r"contact|connect|timed? ?out|temporarily|Zero Bytes|Communication", re.I)
 """What Slurm's commands print if the controller does not answer: nothing is wrong with a job."""
+
+Say = Callable[[str], object]
+"""Shows how far the tasks are."""
+
+
+class Lost(Fault):
+    """Slurm ended a task; nothing is known about the bug."""
 
 
 class Unreachable(Inconclusive):
@@ -56,6 +77,90 @@ class Shape(NamedTuple):
     nodes: int = 1
 
 
+class Work(NamedTuple):
+    """What a task does."""
+
+    argument: Any
+    shape: Shape
+
+
+def results(
+    works: Sequence[Work], do: Callable[[Any], Any], on: OnConfig, say: Say
+) -> Generator[tuple[int, Any]]:
+    """Do works on Slurm; yields the index of each with its value, or with a Fault, as they end.
+
+    The tasks with the largest shape go first, and an array is sent when the one before has ended.
+    Closing the generator cancels what has not ended, also what Slurm accepted without our seeing
+    its answer.
+    """
+    submitit()  # refuses a machine without it before anything is written
+    _delete_old(home())
+    folder = home() / uuid.uuid4().hex[:8]
+    name = f"distributed-bugs-{folder.name}"
+    """The name of all jobs, by which they can be cancelled."""
+    tasks, ended = list[str](), 0
+    order = sorted(range(len(works)), key=lambda i: works[i].shape, reverse=True)
+    try:
+        for shape, group in itertools.groupby(order, key=lambda index: works[index].shape):
+            waiting = list(group)
+            while waiting:
+                indices, waiting = waiting[: on.array], waiting[on.array :]
+                arguments = [works[index].argument for index in indices]
+                with writing(folder, "HARNESS_CACHE"):
+                    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+                tasks = submit(do, arguments, on, shape, name=name, folder=folder)
+                say(f"{ended} of {len(works)} tasks ended; jobs {name}")
+                for task, value in _ended(tasks, folder, name):
+                    ended += 1
+                    say(f"{ended} of {len(works)} tasks ended; jobs {name}")
+                    yield indices[tasks.index(task)], value
+    finally:
+        if not cancel(name) and tasks:
+            warn(f"not cancelled: scancel --name={name}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def home() -> Path:
+    """This user's folder of tasks in the cache. It is private, because results are unpickled.
+
+    Raises UserError if the cache is read-only: results come through it.
+    """
+    cache = cache_folder()
+    folder = cache / "slurm" / str(os.getuid())
+    try:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        attributes = folder.stat()
+    except OSError as error:
+        raise UserError(
+            f"on=slurm needs a cache that can be written, and that all nodes see: {cache}: "
+            f"{error.strerror}; name one with HARNESS_CACHE"
+        ) from None
+    refuse_unless_private(folder, attributes)
+    return folder
+
+
+def _delete_old(folder: Path) -> None:
+    """Delete the folders of commands that were killed long ago; running ones touch theirs."""
+    with suppress(OSError):
+        for subfolder in folder.iterdir():
+            if time.time() - subfolder.stat().st_mtime > KEPT:
+                shutil.rmtree(subfolder, ignore_errors=True)
+
+
+def submitit() -> Any:
+    """The package submitit. Raises Unsupported without it, or without Slurm's commands."""
+    try:
+        import submitit as module
+    except ModuleNotFoundError:
+        raise Unsupported(f"on=slurm needs the package submitit: {install('submitit')}") from None
+    for command in ("sbatch", "srun", "scancel", "squeue"):
+        if shutil.which(command) is None:
+            raise Unsupported(f"on=slurm needs Slurm's commands, and {command} is not on the PATH")
+    logging.getLogger("submitit").setLevel(logging.CRITICAL)  # we say it in one line
+    return module
+
+
 def submit(
     do: Callable[..., Any],
     arguments: Sequence[Any],
@@ -64,20 +169,19 @@ def submit(
     *,
     name: str,
     folder: Path,
-    at_once: int,
-    after: str = "",
-) -> str:
-    """Submit ``do(argument)`` for each argument as one job array; returns Slurm's number of it.
+) -> list[str]:
+    """Submit ``do(argument)`` for each argument as one job array; returns Slurm's names of the
+    tasks: ``12_3``.
 
-    The array begins when the job ``after`` has ended. Raises UserError with sbatch's message if
-    Slurm refuses it, and Unreachable if the controller does not answer.
+    Raises UserError with sbatch's message if Slurm refuses it, and Unreachable if the controller
+    does not answer.
     """
     module = submitit()
     executor = module.SlurmExecutor(folder=folder)
     executor.update_parameters(
         job_name=name,
         time=on.time,
-        array_parallelism=at_once,
+        array_parallelism=on.most,
         cpus_per_task=on.cpus or shape.cores,
         nodes=shape.nodes,
         ntasks_per_node=1,  # the task runs on the first node, and starts steps on all of them
@@ -89,43 +193,17 @@ def submit(
         ],
         **{name: value for name in PLAIN if (value := getattr(on, name))},
         **({"gpus_per_node": shape.gpus} if shape.gpus else {}),
-        **({"dependency": f"afterany:{after}"} if after else {}),
         additional_parameters=OURS | on.extra,
     )
+    errors = module.core.utils
+    failures = (errors.FailedJobError, errors.FailedSubmissionError, subprocess.CalledProcessError)
     with redirect_stderr(io.StringIO()), writing(folder, "HARNESS_CACHE"):
         try:
             with executor.batch():
                 jobs = [executor.submit(do, argument) for argument in arguments]
-        except (module.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+        except failures as error:
             raise _refused(str(error)) from None
-        except module.core.utils.FailedSubmissionError as error:
-            raise _refused(str(error)) from None
-    number: str = jobs[0].job_id.partition("_")[0]
-    return number
-
-
-PLAIN = ("partition", "account", "constraint")
-"""The settings that submitit takes as they are."""
-OURS = {"no-requeue": True, "signal": "CONT@1"}
-"""We submit lost tasks again ourselves. Submitit's own signal would end short tasks, and its
-handler would requeue others; SIGCONT does nothing."""
-
-
-def submitit() -> Any:
-    """The package submitit. Raises Unsupported without it, or without Slurm's commands."""
-    try:
-        import submitit as module
-    except ModuleNotFoundError:
-        raise Unsupported(f"on=slurm needs the package submitit: {install('submitit')}") from None
-    for command in ("sbatch", "srun", "scancel", "squeue"):
-        if shutil.which(command) is None:
-            raise _missing(command)
-    logging.getLogger("submitit").setLevel(logging.CRITICAL)  # we say it in one line
-    return module
-
-
-def _missing(command: str) -> Unsupported:
-    return Unsupported(f"on=slurm needs Slurm's commands, and {command} is not on the PATH")
+    return [job.job_id for job in jobs]
 
 
 def _refused(message: str) -> UserError | Unreachable:
@@ -136,117 +214,35 @@ def _refused(message: str) -> UserError | Unreachable:
     return UserError(f"sbatch refused the tasks: {text}")
 
 
-def largest_array() -> int:
-    """How many tasks Slurm accepts in one array: MaxArraySize, 1001 by default."""
-    process = _run(["scontrol", "show", "config"])
-    limit = re.search(r"^MaxArraySize\s*=\s*(\d+)", process.stdout, re.M) if process else None
-    return max(1, int(limit[1])) if limit else 1000
+def _ended(tasks: Sequence[str], folder: Path, name: str) -> Iterator[tuple[str, Any]]:
+    """The tasks with their values or Faults, as they end.
 
-
-def allow(job: str, at_once: int) -> None:
-    """Let more tasks of an array run at the same time. It may end meanwhile, so failing is fine."""
-    _run(["scontrol", "update", f"JobId={job}", f"ArrayTaskThrottle={at_once}"])
-
-
-def cancel(name: str) -> bool:
-    """Cancel this user's jobs with a name; False if that failed."""
-    process = _run(["scancel", "--me", f"--name={name}"])
-    return process is not None and process.returncode == 0
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a command of Slurm; None if it hangs."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return None
-    except FileNotFoundError:
-        raise _missing(command[0]) from None
-
-
-class Waiting(NamedTuple):
-    """A task in the queue."""
-
-    state: str
-    reason: str
-    """Why it has not begun: ``Resources``."""
-
-
-@dataclass
-class Queue:
-    """Looks at Slurm's queue, but not often."""
-
-    looks: int = 0
-    _begun: float = field(default_factory=time.monotonic)
-    _next: float = 0.0
-    _answered: float = field(default_factory=time.monotonic)
-
-    def look(self, name: str) -> Mapping[str, Waiting] | None:
-        """The tasks of a command that are in the queue, by Slurm's name of them; None if it is
-        too early for a look, or if there is no answer.
-
-        Raises Unreachable if the controller has not answered for SILENT seconds.
-        """
-        moment = time.monotonic()
-        if moment < self._next:
-            return None
-        self.looks += 1
-        tasks, why = _queued(name)
-        moment = time.monotonic()  # the command may have taken a minute
-        self._next = moment + min(LATER, max(SOON, (moment - self._begun) / 20))
-        if tasks is not None:
-            self._answered = moment
-        elif moment - self._answered > SILENT:
-            raise Unreachable(f"Slurm's controller does not answer: {short(why, 200)}")
-        return tasks
-
-
-def _queued(name: str) -> tuple[dict[str, Waiting] | None, str]:
-    """The tasks of a command in the queue; None and the reason without an answer."""
-    command = ["squeue", "--noheader", "--array", "--me", f"--name={name}"]
-    process = _run([*command, "--format=%i %T %r"])
-    if process is None or process.returncode:
-        return None, process.stderr.strip() if process else f"squeue took more than {LIMIT} s"
-    return tasks_of(process.stdout), ""
-
-
-def tasks_of(text: str) -> dict[str, Waiting]:
-    """The tasks that squeue printed; other lines are ignored."""
-    lines = (line.split(None, 2) for line in text.splitlines())
-    return {parts[0]: Waiting(parts[1], " ".join(parts[2:])) for parts in lines if len(parts) > 1}
-
-
-class End(NamedTuple):
-    """How a task ended, in Slurm's words."""
-
-    state: str
-    """``COMPLETED``, ``TIMEOUT``; empty if Slurm does not know the task any more."""
-    words: str
-    """``TIMEOUT, TimeLimit, signal 15``."""
-
-    @property
-    def by_slurm(self) -> bool:
-        """Whether Slurm ended it, so that it has no result."""
-        return self.state not in ("", "COMPLETED", "FAILED")
-
-
-def end_of(task: str) -> End:
-    """How a task ended."""
-    process = _run(["scontrol", "--oneliner", "show", "job", task])
-    return end_in(process.stdout if process else "")
-
-
-def end_in(text: str) -> End:
-    """How a task ended, from what scontrol printed."""
-    facts = dict(re.findall(r"(\w+)=(\S+)", text))
-    state = facts.get("JobState", "")
-    if not state:
-        return End("", "Slurm does not know it any more")
-    reason = facts.get("Reason", "None")
-    status, _, number = facts.get("ExitCode", "0:0").partition(":")
-    ended = [f"signal {number}"] if number not in ("", "0") else [f"exit code {status}"]
-    words = [state, reason, *ended, f"on {facts.get('NodeList', '(null)')}"]
-    return End(state, ", ".join(w for w in words if w not in ("None", "exit code 0", "on (null)")))
+    Raises Unreachable if the controller has not answered for SILENT seconds.
+    """
+    waiting, gone = set(tasks), dict[str, float]()
+    """When (monotonic) a task was first missing in the queue."""
+    begun = answered = next_look = time.monotonic()
+    while waiting:
+        files = set(os.listdir(folder)) if folder.is_dir() else set()
+        for task in sorted(waiting):
+            file = result_file(task)
+            value = result(folder / file) if file in files else None
+            if value is None and task in gone:
+                value = _lost(task, folder, time.monotonic() - gone[task])
+            if value is not None:
+                waiting.remove(task)
+                yield task, value[0]
+        if waiting and (moment := time.monotonic()) >= next_look:
+            queue, error = queued(name)
+            next_look = time.monotonic() + min(LATER, max(SOON, (moment - begun) / 20))
+            if queue is not None:
+                answered = time.monotonic()
+                gone = {task: gone.get(task, answered) for task in waiting - queue}
+                with suppress(OSError):
+                    os.utime(folder)  # it is in use, see _delete_old
+            elif time.monotonic() - answered > SILENT:
+                raise Unreachable(f"Slurm's controller does not answer: {short(error, 200)}")
+        time.sleep(POLL if waiting else 0)
 
 
 def result_file(task: str) -> str:
@@ -254,8 +250,8 @@ def result_file(task: str) -> str:
     return f"{task}_0_result.pkl"
 
 
-def result(file: Path) -> tuple[bool, Any] | None:
-    """Whether a task succeeded, and its value or its traceback; None if the file is not readable.
+def result(file: Path) -> tuple[Any] | None:
+    """The value of a task, or the fault that ended it; None if the file is not readable.
 
     Unpickling runs code, so the folder must be this user's own.
     """
@@ -263,13 +259,57 @@ def result(file: Path) -> tuple[bool, Any] | None:
         kind, value = pickle.loads(file.read_bytes())
     except Exception:  # half a file on a shared folder, or another release of our code
         return None
-    return kind == "success", value
+    if kind == "success":
+        return (value,)
+    line = (value.strip().splitlines() or ["no message"])[-1]
+    return (Fault(f"the task failed on its node: {short(line, 300)}"),)
 
 
-def last_words(folder: Path, task: str) -> str | None:
-    """The last line of a task's log; None without a log: the node did not see the folder."""
-    try:
-        text = (folder / f"{task}_0_log.out").read_text(errors="replace")
-    except OSError:
+def _lost(task: str, folder: Path, seconds: float) -> tuple[Lost] | None:
+    """Why a task without a result has left the queue; None while a result may still appear."""
+    if seconds < SETTLE:
         return None
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    state, reason = end_of(task)
+    if state in ("", "COMPLETED", "FAILED") and seconds < GRACE:
+        return None
+    why = f"lost: Slurm task {task}: {reason}"
+    try:
+        log = (folder / f"{task}_0_log.out").read_text(errors="replace")
+    except OSError:
+        return (Lost(f"{why}; it wrote no log: do all nodes see {folder}?"),)
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return (Lost(f"{why}; its last words: {short(lines[-1], 200)}" if lines else why),)
+
+
+def end_of(task: str) -> tuple[str, str]:
+    """How a task ended, in Slurm's words: ``TIMEOUT``, and ``TIMEOUT, TimeLimit, signal 15``. The
+    first is empty if Slurm does not know the task any more."""
+    process = _run("scontrol", "--oneliner", "show", "job", task)
+    facts = dict(re.findall(r"(\w+)=(\S+)", process.stdout if process else ""))
+    if not (state := facts.get("JobState", "")):
+        return "", "Slurm does not know it any more"
+    status, _, number = facts.get("ExitCode", "0:0").partition(":")
+    code = f"signal {number}" if number not in ("", "0") else f"exit code {status}"
+    words = [state, facts.get("Reason", "None"), code, f"on {facts.get('NodeList', '(null)')}"]
+    return state, ", ".join(w for w in words if w not in ("None", "exit code 0", "on (null)"))
+
+
+def queued(name: str) -> tuple[set[str] | None, str]:
+    """The tasks of a command in the queue, by Slurm's name; None and the reason without answer."""
+    process = _run("squeue", "--noheader", "--array", "--me", f"--name={name}", "--format=%i")
+    if process is None or process.returncode:
+        return None, process.stderr.strip() if process else f"squeue took more than {LIMIT} s"
+    return set(process.stdout.split()), ""
+
+
+def cancel(name: str) -> bool:
+    """Cancel this user's jobs with a name; False if that failed."""
+    process = _run("scancel", "--me", f"--name={name}")
+    return process is not None and process.returncode == 0
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of Slurm; None if it hangs."""
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    return None

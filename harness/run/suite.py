@@ -117,7 +117,8 @@ def started(
 
     A result is what the run printed and how it ended. A single run at a time prints to ``console``.
     """
-    jobs, order = _jobs(configs), _order(configs)
+    jobs, width = _jobs(configs), _width if _gpus(configs) else lambda _: 0
+    order = sorted(range(len(configs)), key=lambda index: -width(configs[index]))
     ordered = [configs[index] for index in order]
 
     def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
@@ -150,12 +151,6 @@ def _gpus(configs: Sequence[RunConfig]) -> int:
     """The GPUs of this machine that runs lease."""
     launch = configs[0].launch
     return 0 if launch.lane == Lane.CPU.value or launch.nodes > 1 else len(machine.gpus())
-
-
-def _order(configs: Sequence[RunConfig]) -> list[int]:
-    """The runs in the order to start them, by index: on GPUs, those with the most ranks first."""
-    width = _width if _gpus(configs) else lambda _: 0
-    return sorted(range(len(configs)), key=lambda index: -width(configs[index]))
 
 
 def _width(config: RunConfig) -> int:

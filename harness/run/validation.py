@@ -7,7 +7,7 @@ as the overlay was made. Otherwise the trial is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,14 +71,10 @@ def _check_exit(exit_: Exit) -> None:
         raise Inconclusive("interrupted")
     if exit_.timed_out:
         raise Inconclusive(f"ended at its deadline after {exit_.seconds:.0f} s{_why(exit_)}")
+    if exit_.failure and exit_.code:
+        raise Inconclusive(f"rank {exit_.failure['rank']} failed first: {exit_.failure['message']}")
     if exit_.code:
-        raise Inconclusive(_crash(exit_))
-
-
-def _crash(exit_: Exit) -> str:
-    if exit_.failure is None:
-        return f"torchrun left with exit code {exit_.code}{_why(exit_)}"
-    return f"rank {exit_.failure['rank']} failed first: {exit_.failure['message']}"
+        raise Inconclusive(f"torchrun left with exit code {exit_.code}{_why(exit_)}")
 
 
 def _why(exit_: Exit) -> str:
@@ -104,21 +100,17 @@ def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
 def _check_plans(records: Records, plans: Mapping[int, Plan]) -> None:
     """Check that each rank wrote exactly its planned records, and that shared facts are equal."""
     for rank, plan in plans.items():
-        _check_complete(rank, plan, records.by_rank[rank])
+        try:
+            checklist = Checklist(complete_plan(plan))
+            for record in records.by_rank[rank]:
+                checklist.check(record)
+            checklist.close()
+        except BrokenPlan as error:
+            raise BrokenRecords(f"rank {rank}: {error}") from None
     try:
         check_alike({rank: complete_plan(plan) for rank, plan in plans.items()}, records.by_rank)
     except BrokenPlan as error:
         raise BrokenRecords(str(error)) from None
-
-
-def _check_complete(rank: int, plan: Plan, records: Sequence[Record]) -> None:
-    try:
-        checklist = Checklist(complete_plan(plan))
-        for record in records:
-            checklist.check(record)
-        checklist.close()
-    except BrokenPlan as error:
-        raise BrokenRecords(f"rank {rank}: {error}") from None
 
 
 def planned(run: Mapping[str, Any], variant: str, launch: str, rank: int) -> Any:
@@ -164,15 +156,12 @@ def _check_upstream(records: Records, trial: Mapping[str, Any]) -> None:
         _check_modules(rank, upstream, site, trial["pins"])
         _check_files(rank, upstream, site, trial["files"])
         if upstream["changed"]:
-            files = _example(upstream["changed"])
+            first, *others = upstream["changed"]
+            files = f"{first}, one of {len(others) + 1}," if others else first
             raise Inconclusive(
                 f"overlay {key} is damaged: rank {rank} loaded {files} not as it was made; remove "
                 f"it with 'python -m harness clean {key}'"
             )
-
-
-def _example(files: Sequence[str]) -> str:
-    return f"{files[0]}, one of {len(files)}," if len(files) > 1 else files[0]
 
 
 def _check_modules(rank: int, upstream: Record, site: Path, pins: Mapping[str, str]) -> None:

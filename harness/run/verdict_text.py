@@ -151,19 +151,18 @@ def last_lines(folder: Path, result: Result, most: int = LOG_LINES) -> list[str]
     rank = failing_rank(result)
     for name in (ERROR_FILE, "stderr.log", "stdout.log"):
         logs = (folder / result.variant).glob(f"**/logs/rank_{rank}/{name}")
-        failed = [log for log in logs if result.failure or not _finished(log)]
+        failed = [  # a rank that finished its records has nothing to explain
+            log
+            for log in logs
+            if result.failure
+            or not (log.parent.parent.parent / f"{log.parent.name}.jsonl").is_file()
+        ]
         ends = [end for log in failed if (end := _end(log))]
         text = max(ends)[1] if ends else ""
         lines = _traceback(text) if name == ERROR_FILE else text.splitlines()[-most:]
         if any(line.strip() for line in lines):
             return lines
     return []
-
-
-def _finished(log: Path) -> bool:
-    """Whether the rank of a log finished its records. Then its log does not explain the failure."""
-    launch, rank = log.parent.parent.parent, log.parent.name
-    return (launch / f"{rank}.jsonl").is_file()
 
 
 def _traceback(text: str) -> list[str]:

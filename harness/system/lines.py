@@ -26,7 +26,8 @@ def append(path: Path, values: Iterable[Any]) -> None:
         return
     with path.open("ab", buffering=0) as file:  # a buffer would be written again on closing
         fcntl.flock(file, fcntl.LOCK_EX)
-        size, content = _whole_size(path), memoryview(text.encode())
+        size = path.read_bytes().rfind(b"\n") + 1  # up to the end of the last whole line
+        content = memoryview(text.encode())
         try:
             file.truncate(size)
             while content:
@@ -59,9 +60,3 @@ def read_from(path: Path, start: int) -> tuple[list[Any], int]:
         if len(values) != len(lines):
             raise ValueError("a line has several values")
         return values, file.tell() - len(tail)
-
-
-def _whole_size(path: Path) -> int:
-    """The number of bytes up to the end of the last whole line."""
-    content = path.read_bytes()
-    return content.rfind(b"\n") + 1

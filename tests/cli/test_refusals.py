@@ -39,7 +39,7 @@ def _refuse(*words: object, **_: object) -> None:
         ("models config.json --json ./config.json", "config.json is read: name another"),
         ("matrix scenario=bf16_clip --csv new --json new", "new is written for another option"),
         ("watch --json h --history h", "h is written for another option"),
-        ("run --info scenario=bf16_clip", "argument --info/-i: invalid choice"),
+        ("run --info scenario=bf16_clip", "unrecognized arguments: --info"),
         ("run scenario=bf16_clip runs=/proc/x", "No such file or directory; name another runs="),
         ("run scenario=bf16_clip,sampler_shards runs=file", "several values need --multirun"),
         (

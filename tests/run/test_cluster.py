@@ -16,10 +16,9 @@ from harness.__main__ import main
 from harness.bugs.api.spec import Lane
 from harness.bugs.results import Status
 from harness.rank.models.answer import AnswerStatus as Answered
-from harness.run import cells, cluster, command_line, executor, suite
-from harness.run.batch import Lost, Work
+from harness.run import cells, cluster, command_line, executor, slurm, suite
 from harness.run.run_config import RunConfig
-from harness.run.slurm import Shape
+from harness.run.slurm import Lost, Shape, Work
 from harness.system import machine, store
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
@@ -45,22 +44,14 @@ def together(
     """Let tasks run in this process; returns the releases that were submitted."""
     sent: list[str] = []
 
-    class InThisProcess:
-        def __init__(self, works: Sequence[Work], do: Any, *_: object) -> None:
-            self.works, self.do = works, do
+    def in_this_process(
+        works: Sequence[Work], do: Callable[[Any], Any], *_: object
+    ) -> Iterator[tuple[int, Any]]:
+        for index, work in enumerate(works):
+            sent.append(work.argument.pins.get("transformers", work.argument.scenario))
+            yield index, change(work.argument, do(work.argument))
 
-        def __enter__(self) -> InThisProcess:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def results(self) -> Iterator[tuple[int, Any]]:
-            for index, work in enumerate(self.works):
-                sent.append(work.argument.pins.get("transformers", work.argument.scenario))
-                yield index, change(work.argument, self.do(work.argument))
-
-    monkeypatch.setattr(cluster, "Batch", InThisProcess)
+    monkeypatch.setattr(slurm, "results", in_this_process)
     monkeypatch.setattr(cluster, "make_overlay", lambda *_: None)
     monkeypatch.setattr(cluster, "end_with_a_signal", lambda: None)
     return sent
@@ -81,7 +72,7 @@ def test_a_matrix_sends_only_cells_that_are_not_stored(
 def test_a_lost_task_is_an_inconclusive_cell_and_is_not_stored(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    lose = lambda *_: Lost("lost 2 times: Slurm task 3: NODE_FAIL")  # noqa: E731
+    lose = lambda *_: Lost("lost: Slurm task 3: NODE_FAIL")  # noqa: E731
     together(monkeypatch, lose)
     monkeypatch.setattr(store, "write", lambda *_: None)
     assert main([*SWEEP]) == 3
@@ -170,7 +161,7 @@ def test_the_combinations_of_a_sweep_go_together(
     monkeypatch.setattr(cluster, "run_all", noted)
     refusal = suite.not_run("bf16_clip", Unsupported("because"), terminal())
     monkeypatch.setattr(suite, "run_in_block", lambda config: (f"seed {config.seed}\n", refusal))
-    words = ["--multirun", "scenario=bf16_clip", "seed=3,4", f"hydra.sweep.dir={tmp_path}"]
+    words = ["--multirun", "scenario=bf16_clip", "seed=3,4"]
     assert main(["run", *words, "on=slurm"]) == 0
     out = capsys.readouterr().out
     assert counts == [2]
@@ -178,7 +169,7 @@ def test_the_combinations_of_a_sweep_go_together(
 
 
 @pytest.mark.slow
-def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
+def test_models_are_parts_of_one_task_each_and_a_lost_part_is_asked_again(
     pretended: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_models, "end_with_a_signal", lambda: None)
@@ -194,14 +185,14 @@ def test_models_are_parts_of_one_task_each_and_a_lost_part_is_sent_again(
     answer, lost_answer = answers()
     assert answer == (Answered.RIGHT, "", False)
     assert lost_answer[0] is Answered.NO_ANSWER
-    assert lost_answer[1].startswith("lost 2 times: Slurm task 2: NODE_FAIL")
+    assert lost_answer[1].startswith("lost: Slurm task 1_1: NODE_FAIL")
     pretended.lose, before = (), len(pretended.submitted)
     assert [(status, stored) for status, _, stored in answers()] == [
         (Answered.RIGHT, True),
         (Answered.RIGHT, False),
     ]
     (sent,) = pretended.submitted[before:]
-    assert [part.models for part in sent[1]] == [models[1:]]
+    assert [part.models for part in sent[0]] == [models[1:]]
 
 
 def test_a_run_folder_that_is_not_here_is_named(

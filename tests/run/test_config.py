@@ -87,7 +87,6 @@ def test_a_version_is_never_read_as_a_number(version: str) -> None:
         ("pins.up=0.15.4", "pins.up=0.15.4"),
         ("pins.up", "pins.up"),
         ("scenario.lr=0.10", "scenario.lr=0.10"),
-        ("--multirun", "--multirun"),
     ],
 )
 def test_only_a_pin_that_looks_like_a_number_is_quoted(typed: str, expected: str) -> None:

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.run import batch, slurm
-from harness.run.batch import Batch, Lost, Work
-from harness.run.slurm import Shape
+from harness.run import slurm
+from harness.run.slurm import Lost, Shape, Work
 from harness.system.errors import Fault, UserError
 from harness.system.files import ROOT
 from tests import slurm_cluster, slurm_tasks
@@ -50,7 +51,7 @@ def slurm_nodes(
     monkeypatch.setenv("SLURM_CONF", str(one_cluster.conf))
     monkeypatch.setenv("HARNESS_CACHE", str(shared / "cache"))
     monkeypatch.setenv("PATH", slurm_cluster.PATH)
-    monkeypatch.setattr(batch, "GRACE", 4.0)
+    monkeypatch.setattr(slurm, "GRACE", 4.0)
     monkeypatch.setattr(slurm, "SOON", 0.5)
     one_cluster.wait()
     yield one_cluster
@@ -59,8 +60,16 @@ def slurm_nodes(
 
 def results_of(tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any) -> dict[int, Any]:
     """The results of tasks, by index."""
-    with Batch(tasks, do, on(**changes), silent) as submitted:
-        return dict(submitted.results())
+    return dict(slurm.results(tasks, do, on(**changes), silent))
+
+
+@contextmanager
+def started(
+    tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any
+) -> Iterator[Future[dict[int, Any]]]:
+    """Tasks that are followed in the background; yields their future results."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(results_of, tasks, do, **changes)
 
 
 def queue(of: Cluster) -> list[str]:
@@ -69,7 +78,7 @@ def queue(of: Cluster) -> list[str]:
 
 
 def folders_left() -> list[Path]:
-    return list(batch.home().iterdir())
+    return list(slurm.home().iterdir())
 
 
 def command(folder: Path, count: int, seconds: float) -> subprocess.Popen[str]:
@@ -131,23 +140,21 @@ def test_an_interrupted_command_cancels_its_tasks_and_no_others(
     assert folders_left() == []
 
 
-def test_a_cancelled_task_is_submitted_once_more(slurm_nodes: Cluster, tmp_path: Path) -> None:
-    with Batch(works(tmp_path, [5]), slurm_tasks.interruptible, on(), silent) as tasks:
+def test_a_cancelled_task_is_lost_with_slurms_reason(slurm_nodes: Cluster, tmp_path: Path) -> None:
+    with started(works(tmp_path, [60]), slurm_tasks.interruptible) as tasks:
         within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
         slurm_nodes.ask("scancel", "--name", queue(slurm_nodes)[0])
-        assert [value for _, value in tasks.results()] == ["0 on n1"]
-    assert len(notes(tmp_path, "begin")) == 2
+        (lost,) = tasks.result().values()
+    assert isinstance(lost, Lost)
+    assert "CANCELLED" in str(lost)
+    assert len(notes(tmp_path, "interrupted")) == 1
 
 
 @pytest.mark.exhaustive
 def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
-    slurm_nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(batch, "TRIES", 1)
-    settings = on()
-    settings.time = 1
-    with Batch(works(tmp_path, [300]), slurm_tasks.interruptible, settings, silent) as tasks:
-        ((_, lost),) = tasks.results()
+    (lost,) = results_of(works(tmp_path, [300]), slurm_tasks.interruptible, time=1).values()
     assert isinstance(lost, Lost)
     assert "TIMEOUT, TimeLimit" in str(lost)
     assert len(notes(tmp_path, "interrupted")) == 1
@@ -157,23 +164,23 @@ def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
 def test_a_killed_slurmd_loses_no_task_if_it_comes_back(
     slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
-    with Batch(works(tmp_path, [6] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
+    with started(works(tmp_path, [6] * 2, cores=2)) as tasks:
         within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
         slurm_nodes.stop("n1")
         time.sleep(1)
         slurm_nodes.node("n1")
-        assert len(dict(tasks.results())) == 2
+        assert len(tasks.result()) == 2
     assert len(notes(tmp_path, "begin")) == 2
 
 
 @pytest.mark.exhaustive
-def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
+def test_slurm_starts_the_tasks_of_a_node_that_fails_again(
     slurm_nodes: Cluster, tmp_path: Path
 ) -> None:
-    with Batch(works(tmp_path, [8] * 2, cores=2), slurm_tasks.nap, on(), silent) as tasks:
+    with started(works(tmp_path, [8] * 2, cores=2)) as tasks:
         within(PATIENCE, lambda: len(notes(tmp_path, "begin")) == 2, "two starts")
         slurm_nodes.fail("n1")
-        outputs = dict(tasks.results())
+        outputs = tasks.result()
         slurm_nodes.node("n1")
     assert [value.split()[-1] for value in outputs.values()] == ["n2", "n2"]
     assert len(notes(tmp_path, "begin")) == 3
@@ -182,14 +189,12 @@ def test_the_tasks_of_a_node_that_fails_are_submitted_once_more(
 
 @pytest.mark.exhaustive
 def test_a_restarted_controller_loses_nothing(slurm_nodes: Cluster, tmp_path: Path) -> None:
-    with Batch(works(tmp_path, [4] * 6), slurm_tasks.nap, on(), silent) as tasks:
+    with started(works(tmp_path, [4] * 6)) as tasks:
         within(PATIENCE, lambda: notes(tmp_path, "begin"), "a start")
         slurm_nodes.stop("slurmctld", signal.SIGTERM)
-        results = tasks.results()
-        first_index, _ = next(results)
+        time.sleep(5)
         slurm_nodes.controller()
-        indices = [first_index, *(index for index, _ in results)]
-    assert sorted(indices) == list(range(6))
+        assert sorted(tasks.result()) == list(range(6))
     assert len(notes(tmp_path, "begin")) == 6
 
 
@@ -222,7 +227,7 @@ def test_a_node_that_does_not_see_the_cache_is_named(
 ) -> None:
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this user cannot hide a folder from a node")
-    batch.home()
+    slurm.home()
     slurm_nodes.stop("n2")
     slurm_nodes.node("n2", hidden=shared)
     time.sleep(1)
@@ -248,17 +253,6 @@ def test_an_error_of_ours_on_a_node_is_a_fault_in_one_line(
 def test_what_sbatch_refuses_is_a_mistake_in_one_line(slurm_nodes: Cluster, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sbatch refused the tasks: .*invalid partition"):
         results_of(works(tmp_path, [0]), partition="nowhere")
-    assert folders_left() == []
-
-
-def test_the_first_job_ends_before_the_others_begin(slurm_nodes: Cluster, tmp_path: Path) -> None:
-    first_task = Work((str(tmp_path), "first", 3), Shape(1, 0))
-    tasks = works(tmp_path, [0] * 3)
-    with Batch(tasks, slurm_tasks.nap, on(), silent, (slurm_tasks.nap, first_task)) as submitted:
-        assert len(dict(submitted.results())) == 3
-    assert notes(tmp_path, "begin")[0][0] == "first"
-    ended = next(float(at) for name, _, at in notes(tmp_path, "end") if name == "first")
-    assert all(float(at) > ended for name, _, at in notes(tmp_path, "begin") if name != "first")
     assert folders_left() == []
 
 

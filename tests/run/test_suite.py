@@ -76,8 +76,7 @@ def pretend(
 
 
 def test_all_means_every_scenario_with_its_own_params() -> None:
-    chosen: list[RunConfig] = []
-    command_line.run(["scenario=all", "seed=4"], chosen.extend)
+    chosen = command_line.selected(["scenario=all", "seed=4"])
     assert [c.scenario for c in chosen] == list(catalog.names())
     assert all(isinstance(c.params, catalog.scenario(c.scenario).params) for c in chosen)
     assert f"scenario={chosen[0].scenario} seed=4" in chosen[0].command

@@ -136,7 +136,9 @@ Alarm = Mapping[str, Any]
 def without_others(scores: Sequence[Score]) -> list[Score]:
     """The scores, judged without the alarms of other bugs."""
     detections = [
-        (s.detector, s.scenario, _texts(s)) for s in scores if s.found is Detection.DETECTED
+        (s.detector, s.scenario, {_kind(a) for t in s.trials if t.symptom for a in t.alarms})
+        for s in scores
+        if s.found is Detection.DETECTED
     ]
     return [
         _judged(each, [(name, texts) for d, name, texts in detections if d == each.detector])
@@ -144,10 +146,6 @@ def without_others(scores: Sequence[Score]) -> list[Score]:
         else each
         for each in scores
     ]
-
-
-def _texts(detector_score: Score) -> set[str]:
-    return {_kind(a) for trial in detector_score.trials if trial.symptom for a in trial.alarms}
 
 
 def _kind(alarm: Alarm) -> str:

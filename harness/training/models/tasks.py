@@ -10,10 +10,10 @@ from itertools import product
 from harness.bugs.api.spec import Lane
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.rank.models.pairs import RANKS
-from harness.run.batch import Batch, Say, Work
+from harness.run import slurm
 from harness.run.cluster import end_with_a_signal
 from harness.run.run_config import OnConfig
-from harness.run.slurm import Shape
+from harness.run.slurm import Say, Shape, Work
 from harness.system import machine
 from harness.system.errors import HarnessError
 from harness.training.models.answers import Asking, ask
@@ -36,14 +36,13 @@ def rows(
     ]
     gpus = (on.gpus or RANKS) if asking.lane is Lane.GPU else 0
     works = [Work(part, Shape(part.jobs, gpus)) for part in parts]
-    with Batch(works, task, on, say) as batch:
-        for at, outcome in batch.results():
-            task_rows = outcome
-            if isinstance(outcome, HarnessError):  # the task failed
-                answer = Answer(AnswerStatus.NO_ANSWER, str(outcome), repeatable=False)
-                pairs = product(parts[at].models, parts[at].relations)
-                task_rows = [Row(model, relation, answer) for model, relation in pairs]
-            yield from (row for row in task_rows if (row.model, row.relation) in cells)
+    for at, outcome in slurm.results(works, task, on, say):
+        task_rows = outcome
+        if isinstance(outcome, HarnessError):  # the task failed
+            answer = Answer(AnswerStatus.NO_ANSWER, str(outcome), repeatable=False)
+            pairs = product(parts[at].models, parts[at].relations)
+            task_rows = [Row(model, relation, answer) for model, relation in pairs]
+        yield from (row for row in task_rows if (row.model, row.relation) in cells)
 
 
 def task(part: Asking) -> list[Row] | HarnessError:
