@@ -202,7 +202,9 @@ class Walk:
         self.obstacles = Obstacles()
         self.chosen: dict[str, Release] = {}
         self.needs: dict[str, dict[str, Need]] = {}
-        self.extras: dict[str, set[str]] = {n: set(e) for n, e in problem.content.extras.items()}
+        self.extras: dict[str, set[str]] = {
+            n: set(e) for n, e in problem.content.required.extras.items()
+        }
         self.noted_extras: dict[str, frozenset[str]] = {}
         self.fixed: set[str] = set()
         """The packages that are certainly needed, and in no other release: so is what they need."""
