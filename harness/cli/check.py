@@ -23,6 +23,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.bugs import catalog
 from harness.bugs.api.settings import Setting
@@ -45,6 +46,7 @@ from harness.check.sarif import as_sarif
 from harness.check.source import read_file
 from harness.cli import Arguments
 from harness.cli._values import day, output_file, refuse_overwriting
+from harness.python.commands import OPTIONS
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -110,7 +112,7 @@ def _parser() -> Arguments:
         help="scenario=A,B or a package; with --run as to run",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--python", type=Path, metavar="PATH", help="another Python or its folder")
+    _add(source, "python", type=Path)
     source.add_argument(
         "-r",
         "--requirements",
@@ -124,28 +126,10 @@ def _parser() -> Arguments:
         metavar="FILE",
         help="what -r reads if neither -r nor --python is given, for a hook",
     )
-    parser.add_argument(
-        "--as-of", type=day, metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
-    )
-    parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="a model of transformers, such as llama or bert:masked_lm, or its config.json: says "
-        "which of its features are wrong",
-    )
-    parser.add_argument(
-        "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
-    )
-    parser.add_argument("--accelerate", type=Path, metavar="FILE", help="accelerate's YAML")
-    parser.add_argument(
-        "--accepted",
-        type=Path,
-        metavar="FILE",
-        help="the bugs that you accept (default: distributed-bugs.toml or pyproject.toml here)",
-    )
+    _add(parser, "as_of", type=day)
+    _add(parser, "models", dest="model", action="append", default=[])
+    for name in ("deepspeed", "training_args", "accelerate", "accepted"):
+        _add(parser, name, type=Path)
     parser.add_argument("--run", action="store_true", help="run the scenarios")
     parser.add_argument(
         "--unknown", action="store_true", help="with --run: only where it is unknown"
@@ -176,6 +160,12 @@ def _parser() -> Arguments:
         help="the same as --format json",
     )
     return parser
+
+
+def _add(parser: argparse._ActionsContainer, argument: str, **details: Any) -> None:
+    """Add an option that is also an argument of the Python function ``check``."""
+    option, metavar, text = OPTIONS[argument]
+    parser.add_argument(option, metavar=metavar, help=text, **details)
 
 
 @dataclass(frozen=True)
