@@ -26,11 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
-from harness.bugs.api.settings import Setting
 from harness.check import accepted as accepted_bugs
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
-from harness.check.annotations import github_annotations
 from harness.check.bug_status import (
     BugStatus,
     Checked,
@@ -39,14 +37,15 @@ from harness.check.bug_status import (
     recorded,
     with_accepted,
 )
-from harness.check.check_report import Features, Report, needs_settings
+from harness.check.check_report import Report
 from harness.check.environment import Environment
-from harness.check.markdown_summary import as_markdown
+from harness.check.github import as_markdown, github_annotations
 from harness.check.sarif import as_sarif
 from harness.check.source import read_file
 from harness.cli import Arguments
 from harness.cli._values import day, output_file, refuse_overwriting
 from harness.python.commands import OPTIONS
+from harness.python.results import Model, Setting
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -97,9 +96,9 @@ def main(arguments: list[str]) -> int:
     bugs = with_accepted(bugs, accepted, today)
     notes = list(outdated(bugs, accepted, today))
     broken = {} if _scenarios(options.overrides) else catalog.broken()
-    features = _features(models, environment)
-    _write(Report(environment, bugs, broken, settings, notes, features), options)
-    failing = [c for c in bugs if options.fail_on == ANY or not needs_settings(c, settings)]
+    report = Report(environment, bugs, broken, settings, notes, _features(models, environment))
+    _write(report, options)
+    failing = [c for c in bugs if options.fail_on == ANY or not report.needs_settings(c)]
     return exit_code(failing, strict=options.strict or bool(broken))
 
 
@@ -237,7 +236,7 @@ def _model(word: str) -> str:
         ) from None
 
 
-def _features(models: Sequence[str], environment: Environment) -> list[Features]:
+def _features(models: Sequence[str], environment: Environment) -> list[Model]:
     """The records of these models and their heads for the installed release of transformers, or
     for the newest recorded one before it."""
     if not models:
@@ -248,12 +247,12 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
         have = f"{SUBJECT} {installed.public}" if installed and installed.public else SUBJECT
         raise UserError(f"--model: nothing was recorded for {have} or an older release")
     return [
-        Features(
+        Model(
             word,
             record.release,
             {r: record.answers[word][r].reason for r in record.wrong_relations(word)},
             word in record.answers,
-            record.untested(word),
+            tuple(record.untested(word)),
         )
         for model in models
         for word, record in (nearest(older[-1].release, model) or {model: older[-1]}).items()
