@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.releases import index, index_pages
+from harness.releases import index, index_pages, wheel_metadata
 from harness.releases.index import Release
 from harness.system.errors import Fault
 from tests.index import Handler, file, no_network, page, served
@@ -196,7 +196,7 @@ def test_what_a_release_needs_is_in_the_metadata_of_its_wheel(
     if not is_beside:
         assert index.needs(release, 11) is None, "the server sends no part of a file"
         index.forget()
-        monkeypatch.setattr(index, "_RemoteFile", lambda _: io.BytesIO(content.getvalue()))
+        monkeypatch.setattr(wheel_metadata, "_RemoteFile", lambda _: io.BytesIO(content.getvalue()))
     needs = index.needs(release, 11)
     assert needs is not None
     assert [str(need) for need in needs] == ["old-one>=1.7", "down<2"], "the first is invalid"
