@@ -13,24 +13,11 @@ from packaging.version import Version
 from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import RELEASED, Outcome, Scenario
 from harness.bugs.results import Status
+from harness.python import results
 
 
-@dataclass(frozen=True)
-class Period:
-    """Affected releases of a scenario's subject, without a release of another status between."""
-
-    releases: tuple[str, ...]
-    """The tested releases, oldest first; all are affected."""
-    before: str | None
-    """The tested release before the first one; it is not affected. None if there is none, or if its
-    status is not certain."""
-    after: str | None
-    """The same for the release after the last one: the bug is fixed there."""
-    alive: bool
-    """Whether no newer release has a certain status."""
-    since: str | None = None
-    """The first release that can have it, by upstream's history; None if nothing is known, or if
-    ``before`` says more."""
+class Period(results.Period):
+    """A period as reports for people have it."""
 
     @property
     def first(self) -> str:

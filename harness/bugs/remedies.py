@@ -5,13 +5,13 @@ around it that the scenario names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from packaging.version import Version
 
 from harness.bugs import catalog, lookup
 from harness.bugs.periods import periods, tested
 from harness.bugs.results import Status
+from harness.python.results import Advice
 
 Fits = Callable[[str, str], bool]
 """Whether a release of a package is for the user's Python."""
@@ -59,31 +59,6 @@ def _any(name: str) -> str:
     if after:
         return f"{after[0]} or later"
     return str(before[-1]) if before else ""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The release of a package that has the fewest of the bugs that were found."""
-
-    package: str
-    release: str
-    avoided: tuple[str, ...]
-    """The bugs that were found in the installed release, and that this one does not have."""
-    remaining: tuple[str, ...]
-    """Those that it has, too, or for which this is not known."""
-    new: tuple[str, ...]
-    """Bugs that it has and the installed release does not."""
-
-    def __str__(self) -> str:
-        many = len(self.avoided) > 1
-        has = f"has none of these {len(self.avoided)} bugs:" if many else "does not have"
-        parts = [f"{self.package} {self.release} {has} {', '.join(self.avoided)}"]
-        if self.remaining:
-            remain = "remains" if len(self.remaining) == 1 else "remain"
-            parts.append(f"{len(self.remaining)} {remain}: {', '.join(self.remaining)}")
-        if self.new:
-            parts.append(f"but it has {', '.join(self.new)}")
-        return f"{'; '.join(parts)} (not tried with your other pins)"
 
 
 def advice(

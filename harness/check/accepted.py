@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
 from harness.check.source import read_file
+from harness.python.results import Acceptance
 from harness.system.documents import table_at, toml_of
 from harness.system.errors import UserError, unknown
 from harness.system.text import one_line, short
@@ -21,25 +21,6 @@ from harness.system.text import one_line, short
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
 EXAMPLE = '[[accepted]] bug = "fp16_overflow" reason = "why" until = 2027-01-31'
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """A bug that does not count for the exit code."""
-
-    bug: str
-    reason: str
-    until: str | None
-    """The last day (ISO) of the acceptance; None for no end."""
-    file: str
-    """The file that says so."""
-
-    def holds(self, day: str) -> bool:
-        """Whether the acceptance holds on a day (ISO)."""
-        return self.until is None or day <= self.until
-
-    def __str__(self) -> str:
-        return self.reason + (f" (until {self.until})" if self.until else "")
 
 
 def read(file: Path | None) -> dict[str, Acceptance]:

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.bugs import catalog, pins, remedies
-from harness.bugs.api.settings import Setting, trigger
+from harness.bugs.api.settings import trigger
 from harness.bugs.api.spec import HARMS, RELEASED, VISIBILITIES
 from harness.bugs.lookup import lookup
 from harness.bugs.periods import Period, periods
-from harness.bugs.remedies import Advice, Fits, any_fits
+from harness.bugs.remedies import Fits, any_fits
 from harness.bugs.results import Status
-from harness.check.accepted import Acceptance
 from harness.check.environment import Environment
 from harness.check.installed import Installed, OneOf, Unknown
+from harness.python.results import Acceptance, Advice, Setting
 from harness.system.text import StrEnum
 
 TESTED, NEIGHBOURS, READ, RAN = "tested", "neighbours", "read", "ran"

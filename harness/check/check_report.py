@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from io import StringIO
-from typing import Any
+from functools import cached_property
 
 from rich.console import Console
 
 from harness.bugs import catalog
-from harness.bugs.api.settings import Setting
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
 from harness.check.environment import Environment
 from harness.check.installed import Installed, NewestOf, OneOf, as_fields
+from harness.check.places import Place, Places
+from harness.check.synonyms import named_in
+from harness.python import results
+from harness.python.results import Advice, Bug, CheckResult, Model, Package, Setting
 from harness.system.installation import as_typed
-from harness.system.terminal import terminal
-from harness.system.text import count, short, unbroken
+from harness.system.text import count, harmless, short, unbroken
 
 SCHEMA = 2
 """The version of the JSON, see docs/formats.md; it grows when a field changes or goes."""
@@ -53,30 +54,6 @@ LONGEST = 160
 
 
 @dataclass(frozen=True)
-class Features:
-    """What was recorded of a model of transformers."""
-
-    model: str
-    release: str
-    """Of transformers: the installed one, or the newest recorded one before it."""
-    wrong: Mapping[str, str]
-    """The features that are wrong, with the reason."""
-    known: bool
-    """Whether that release was recorded with the model."""
-    untested: Sequence[str] = ()
-    """The features that were not tested with that release."""
-
-    def __str__(self) -> str:
-        if not self.known:
-            return f"{self.model}: not recorded for transformers {self.release}"
-        gaps = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
-        if not self.wrong:
-            tested = "tested feature" if gaps else "feature"
-            return f"{self.model}: no {tested} is wrong in transformers {self.release}{gaps}"
-        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{gaps}"
-
-
-@dataclass(frozen=True)
 class Report:
     """What ``check`` found out."""
 
@@ -88,133 +65,182 @@ class Report:
     settings: Mapping[str, Setting] | None = None
     notes: Sequence[str] = ()
     """Lines about the accepted bugs."""
-    features: Sequence[Features] = ()
+    models: Sequence[Model] = ()
 
     @property
     def remarks(self) -> list[str]:
         """Lines about how the files were read, and about models."""
-        return [*self.environment.notes, *map(str, self.features)]
+        return [*self.environment.notes, *map(str, self.models)]
 
     @property
     def refusals(self) -> list[str]:
         """Lines about the scenarios that cannot be used."""
         return [f"{name} cannot be used: {why}" for name, why in self.broken.items()]
 
+    @property
+    def environment_notes(self) -> list[str]:
+        """Lines about how the environment was read; the last one says why it is not complete."""
+        return [*self.environment.notes, *([] if self.environment.complete else [INCOMPLETE])]
+
+    @property
+    def open_bugs(self) -> list[Checked]:
+        """The bugs that are there or may be, without the accepted ones."""
+        return [checked for checked in self.bugs if checked.counts]
+
+    @property
+    def accepted_bugs(self) -> list[Checked]:
+        return [checked for checked in self.bugs if checked.accepted and checked.status in THERE]
+
+    @property
+    def advice(self) -> list[Advice]:
+        return advice(self.bugs, self.settings)
+
+    def needs_settings(self, checked: Checked) -> bool:
+        """Whether the bug occurs only with settings that are not known."""
+        if self.settings is None and checked.status is BugStatus.AFFECTED:
+            return bool(catalog.scenario(checked.scenario).settings)
+        return checked.status is BugStatus.POSSIBLY
+
+    def level(self, checked: Checked) -> str:
+        """``error`` for a bug that affects the user whatever other settings are, ``warning`` for
+        one that depends on settings that are not known, otherwise ``note``, also if it is accepted.
+        """
+        if checked.accepted or checked.status not in (BugStatus.AFFECTED, BugStatus.POSSIBLY):
+            return "note"
+        return "warning" if self.needs_settings(checked) else "error"
+
+    def in_words(self, checked: Checked) -> str:
+        """``affects you``, ``depends on settings``, or another status; ``unknown, accepted``."""
+        words = str(checked.status)
+        if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY):
+            words = DEPENDS if self.needs_settings(checked) else AFFECTS
+        return f"{words}, accepted" if checked.accepted else words
+
+    def headline(self) -> str:
+        """The answer in one line: ``2 bugs affect you. 9 more depend on settings ...``"""
+        unknown = sum(checked.status is BugStatus.UNKNOWN for checked in self.open_bugs)
+        need = sum(map(self.needs_settings, self.open_bugs))
+        meet = len(self.open_bugs) - unknown - need
+        where = "that you have not named" if self.settings is None else "that are not in your files"
+        return (
+            f"{count(meet, 'bug')} {_verb(meet, 'affect')} you. "
+            f"{need} more {_verb(need, 'depend')} on settings {where}. "
+            f"{unknown} {'is' if unknown == 1 else 'are'} unknown."
+        )
+
+    def summary(self) -> str:
+        """The number of bugs of each kind, in the words of the headline."""
+        accepted = self.accepted_bugs
+        counted = Counter(self.in_words(c) for c in self.bugs if c not in accepted)
+        words = {
+            AFFECTS: f"{_verb(counted[AFFECTS], 'affect')} you",
+            DEPENDS: f"{_verb(counted[DEPENDS], 'depend')} on settings",
+            BugStatus.UNKNOWN: "unknown",
+            BugStatus.NOT_AFFECTED: "not in your releases",
+            BugStatus.NOT_TRIGGERED: "not triggered by these settings",
+            BugStatus.DOES_NOT_APPLY: "about packages or releases that you do not have",
+        }
+        parts = [f"{counted[kind]} {text}" for kind, text in words.items() if counted[kind]]
+        parts += [f"{len(accepted)} accepted"] if accepted else []
+        return f"{count(len(self.bugs), 'bug')}: {', '.join(parts) or 'none'}"
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.environment)
+
+    def place(self, checked: Checked) -> Place | None:
+        """Where a file names the package with the bug."""
+        return self._places.of_package(named_in([catalog.subject(checked.scenario)]))
+
+    def place_of_note(self, note: str) -> Place | None:
+        return self._places.of_note(note)
+
+    @property
+    def first_place(self) -> Place | None:
+        """The first file that was read."""
+        return self._places.of_package([])
+
+
+Line = tuple[str, str | None]
+"""A line of the report, and its style."""
+
 
 def print_text(console: Console, report: Report, *, long: bool = False) -> None:
-    """Print the number of bugs, then each bug that affects the user, then one line for each other
-    bug. ``long`` prints every bug in full. The most damaging bugs come first.
-    """
-    environment, bugs, settings = report.environment, report.bugs, report.settings
-    _say(console, *releases_of(environment), *(f"  {note}" for note in _notes(environment)))
-    open_bugs = [checked for checked in bugs if checked.counts]
-    _say(console, "", headline(open_bugs, settings), style="bold")
-    if long:
-        _print_groups(console, bugs, settings)
-    else:
-        _print_briefly(console, open_bugs, settings)
-    if settings is None and any(needs_settings(checked, None) for checked in open_bugs):
-        _say(console, "", NO_SETTINGS)
-    for refusal in report.refusals:
-        _say(console, "", refusal)
-    print_accepted(console, bugs, settings, report.notes)
-    for release in advice(bugs, settings):
-        _say(console, "", str(release))
-    if report.features:
-        _say(console, "", "MODELS", *(f"  {model}" for model in report.features))
-    _say(console, "", summary(bugs, settings))
+    """Print the report for people; ``long`` prints every bug in full."""
+    for line, style in text_lines(report, long=long):
+        console.print(line, style=style)
 
 
-def _notes(environment: Environment) -> list[str]:
-    """Lines about how the environment was read; the last one says why it is not complete."""
-    return [*environment.notes, *([] if environment.complete else [INCOMPLETE])]
-
-
-def _say(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines; a line break inside a name does not start a new line."""
-    for line in lines:
-        console.print(unbroken(line), style=style)
-
-
-def headline(open_bugs: Sequence[Checked], settings: Mapping[str, Setting] | None) -> str:
-    """The answer in one line: ``2 bugs affect you. 9 more depend on settings ...``"""
-    unknown = sum(checked.status is BugStatus.UNKNOWN for checked in open_bugs)
-    need = sum(needs_settings(checked, settings) for checked in open_bugs)
-    meet = len(open_bugs) - unknown - need
-    where = "that you have not named" if settings is None else "that are not in your files"
-    return (
-        f"{count(meet, 'bug')} {_verb(meet, 'affect')} you. "
-        f"{need} more {_verb(need, 'depend')} on settings {where}. "
-        f"{unknown} {'is' if unknown == 1 else 'are'} unknown."
+def text_lines(report: Report, *, long: bool = False) -> Iterator[Line]:
+    """The number of bugs, then each bug that affects the user, then one line for each other bug.
+    The most damaging bugs come first. A line break inside a name does not start a new line."""
+    parts = (
+        _plain(*releases_of(report.environment)),
+        _plain(*(f"  {note}" for note in report.environment_notes)),
+        [("", None), (report.headline(), "bold")],
+        _in_groups(report) if long else _briefly(report),
+        _endings(report),
     )
+    return ((unbroken(line), style) for part in parts for line, style in part)
+
+
+def _plain(*lines: str) -> Iterator[Line]:
+    return ((line, None) for line in lines)
+
+
+def _heading(text: str, style: str = "bold") -> list[Line]:
+    return [("", None), (text, style)]
+
+
+def _endings(report: Report) -> Iterator[Line]:
+    if report.settings is None and any(map(report.needs_settings, report.open_bugs)):
+        yield from _plain("", NO_SETTINGS)
+    for refusal in report.refusals:
+        yield from _plain("", refusal)
+    if report.accepted_bugs:
+        yield from _heading("ACCEPTED")
+    for checked in report.accepted_bugs:
+        words = report.in_words(checked)
+        yield from _plain(f"{checked.scenario} ({words}): {checked.accepted}")
+    for note in report.notes:
+        yield from _heading(note, "yellow")
+    for release in report.advice:
+        yield from _plain("", str(release))
+    if report.models:
+        yield from _plain("", "MODELS", *(f"  {model}" for model in report.models))
+    yield from _plain("", report.summary())
+
+
+def _in_groups(report: Report) -> Iterator[Line]:
+    for words, heading in HEADINGS.items():
+        group = [checked for checked in report.bugs if report.in_words(checked) == words]
+        if group:
+            yield from _heading(heading, STYLES.get(words, "bold"))
+        for checked in group:
+            yield from _plain(*_whole(checked))
+
+
+def _briefly(report: Report) -> Iterator[Line]:
+    conditional_bugs = [c for c in report.open_bugs if report.needs_settings(c)]
+    unknown = [c for c in report.open_bugs if c.status is BugStatus.UNKNOWN]
+    for checked in report.open_bugs:
+        if checked not in conditional_bugs and checked not in unknown:
+            yield from _plain(*_whole(checked))
+    if conditional_bugs:
+        yield from _heading(HEADINGS[DEPENDS], STYLES[DEPENDS])
+    for checked in conditional_bugs:
+        scenario = catalog.scenario(checked.scenario)
+        yield from _plain(f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
+    if unknown:
+        yield from _heading(HEADINGS[BugStatus.UNKNOWN])
+    for checked in unknown:
+        yield from _plain(f"  {checked.scenario}: {short(checked.why, LONGEST)}")
+    if conditional_bugs or unknown:
+        yield from _plain("", as_typed(MORE))
 
 
 def _verb(number: int, verb: str) -> str:
     return f"{verb}s" if number == 1 else verb
-
-
-def needs_settings(checked: Checked, settings: Mapping[str, Setting] | None) -> bool:
-    """Whether the bug occurs only with settings that are not known."""
-    if settings is None and checked.status is BugStatus.AFFECTED:
-        return bool(catalog.scenario(checked.scenario).settings)
-    return checked.status is BugStatus.POSSIBLY
-
-
-def level(checked: Checked, settings: Mapping[str, Setting] | None) -> str:
-    """``error`` for a bug that affects the user whatever other settings are, ``warning`` for one
-    that depends on settings that are not known, otherwise ``note``, also if it is accepted."""
-    if checked.accepted or checked.status not in (BugStatus.AFFECTED, BugStatus.POSSIBLY):
-        return "note"
-    return "warning" if needs_settings(checked, settings) else "error"
-
-
-def _print_groups(
-    console: Console, bugs: Sequence[Checked], settings: Mapping[str, Setting] | None
-) -> None:
-    for words, heading in HEADINGS.items():
-        group = [checked for checked in bugs if in_words(checked, settings) == words]
-        if group:
-            _say(console, "", heading, style=STYLES.get(words, "bold"))
-        for checked in group:
-            _say(console, *_whole(checked))
-
-
-def _print_briefly(
-    console: Console, open_bugs: Sequence[Checked], settings: Mapping[str, Setting] | None
-) -> None:
-    conditional_bugs = [c for c in open_bugs if needs_settings(c, settings)]
-    unknown = [c for c in open_bugs if c.status is BugStatus.UNKNOWN]
-    for checked in open_bugs:
-        if checked not in conditional_bugs and checked not in unknown:
-            _say(console, *_whole(checked))
-    if conditional_bugs:
-        _say(console, "", HEADINGS[DEPENDS], style=STYLES[DEPENDS])
-    for checked in conditional_bugs:
-        scenario = catalog.scenario(checked.scenario)
-        _say(console, f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
-    if unknown:
-        _say(console, "", HEADINGS[BugStatus.UNKNOWN], style="bold")
-    for checked in unknown:
-        _say(console, f"  {checked.scenario}: {short(checked.why, LONGEST)}")
-    if conditional_bugs or unknown:
-        _say(console, "", as_typed(MORE))
-
-
-def print_accepted(
-    console: Console,
-    bugs: Sequence[Checked],
-    settings: Mapping[str, Setting] | None,
-    notes: Sequence[str],
-) -> None:
-    """Print the accepted bugs that are there, one line each, and the notes."""
-    accepted_bugs = [checked for checked in bugs if checked.accepted and checked.status in THERE]
-    if accepted_bugs:
-        _say(console, "", "ACCEPTED", style="bold")
-    for checked in accepted_bugs:
-        words = in_words(checked, settings)
-        _say(console, f"{checked.scenario} ({words}): {checked.accepted}")
-    for note in notes:
-        _say(console, "", note, style="yellow")
 
 
 def releases_of(environment: Environment) -> list[str]:
@@ -270,73 +296,51 @@ def sentences(checked: Checked) -> str:
     return ". ".join(filter(None, [*about, *hints]))
 
 
-def in_words(checked: Checked, settings: Mapping[str, Setting] | None) -> str:
-    """``affects you``, ``depends on settings``, or another status; ``unknown, accepted``."""
-    words = str(checked.status)
-    if checked.status in (BugStatus.AFFECTED, BugStatus.POSSIBLY):
-        words = DEPENDS if needs_settings(checked, settings) else AFFECTS
-    return f"{words}, accepted" if checked.accepted else words
-
-
-def summary(bugs: Iterable[Checked], settings: Mapping[str, Setting] | None) -> str:
-    """The number of bugs of each kind, in the words of the headline."""
-    bugs = list(bugs)
-    accepted = [checked for checked in bugs if checked.accepted and checked.status in THERE]
-    counted = Counter(in_words(checked, settings) for checked in bugs if checked not in accepted)
-    words = {
-        AFFECTS: f"{_verb(counted[AFFECTS], 'affect')} you",
-        DEPENDS: f"{_verb(counted[DEPENDS], 'depend')} on settings",
-        BugStatus.UNKNOWN: "unknown",
-        BugStatus.NOT_AFFECTED: "not in your releases",
-        BugStatus.NOT_TRIGGERED: "not triggered by these settings",
-        BugStatus.DOES_NOT_APPLY: "about packages or releases that you do not have",
-    }
-    parts = [f"{counted[kind]} {text}" for kind, text in words.items() if counted[kind]]
-    parts += [f"{len(accepted)} accepted"] if accepted else []
-    return f"{count(len(bugs), 'bug')}: {', '.join(parts) or 'none'}"
+def result(report: Report) -> CheckResult:
+    """The report as Python and programs get it. The exit code is that of the process."""
+    environment, settings = report.environment, report.settings
+    return CheckResult(
+        schema=SCHEMA,
+        exit_code=0,
+        text="\n".join(harmless(line) for line, _ in text_lines(report)),
+        environment=results.Environment(
+            environment.where,
+            environment.complete,
+            tuple(report.environment_notes),
+            {n: Package(**as_fields(p)) for n, p in sorted(environment.packages.items())},
+        ),
+        settings=None if settings is None else dict(sorted(settings.items())),
+        bugs=tuple(map(_bug, report.bugs)),
+        advice=tuple(report.advice),
+        notes=tuple(report.notes),
+        models=tuple(report.models),
+        broken=report.broken,
+    )
 
 
 def as_json(report: Report) -> str:
-    """The bugs as JSON; docs/formats.md has its fields."""
-    environment, settings, text = report.environment, report.settings, StringIO()
-    print_text(terminal(text), report)
-    content = {
-        "schema": SCHEMA,
-        "text": text.getvalue().rstrip("\n"),
-        "environment": {
-            "where": environment.where,
-            "complete": environment.complete,
-            "notes": _notes(environment),
-            "packages": {n: as_fields(p) for n, p in sorted(environment.packages.items())},
-        },
-        "settings": None
-        if settings is None
-        else {n: asdict(settings[n]) for n in sorted(settings)},
-        "bugs": [_bug(checked) for checked in report.bugs],
-        "advice": [asdict(suggestion) for suggestion in advice(report.bugs, settings)],
-        "notes": list(report.notes),
-        "models": [asdict(model) for model in report.features],
-        "broken": dict(report.broken),
-    }
+    """The report as JSON; docs/formats.md has its fields."""
+    content = asdict(result(report))
+    del content["exit_code"]
     return json.dumps(content, indent=2)
 
 
-def _bug(checked: Checked) -> dict[str, Any]:
+def _bug(checked: Checked) -> Bug:
     scenario = catalog.scenario(checked.scenario)
-    return {
-        "name": checked.scenario,
-        "status": str(checked.status),
-        "how": checked.how,
-        "why": checked.why,
-        "settings": checked.settings,
-        "releases": dict(checked.releases),
-        "harm": scenario.harm,
-        "visibility": scenario.visibility,
-        "title": scenario.title,
-        "symptom": scenario.symptom,
-        "trigger": scenario.trigger,
-        "remedy": checked.remedy,
-        "periods": [asdict(period) for period in checked.periods],
-        "command": checked.command,
-        "accepted": checked.accepted and asdict(checked.accepted),
-    }
+    return Bug(
+        name=checked.scenario,
+        status=str(checked.status),
+        how=checked.how,
+        why=checked.why,
+        settings=checked.settings,
+        releases=dict(checked.releases),
+        harm=scenario.harm,
+        visibility=scenario.visibility,
+        title=scenario.title,
+        symptom=scenario.symptom,
+        trigger=scenario.trigger,
+        remedy=checked.remedy,
+        periods=checked.periods,
+        command=checked.command,
+        accepted=checked.accepted,
+    )

@@ -7,6 +7,7 @@ installed: all count, as the extras of other lock files do.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,9 +16,12 @@ from packaging.utils import InvalidName, canonicalize_name
 
 from harness.check.conda_environment import FILE
 from harness.check.installed import FOLDER, Listed, at_address, from_git
+from harness.check.lock_files import refuse_unknown_version
 from harness.check.synonyms import ELSEWHERE
 from harness.system.documents import as_list, as_table, as_text, table_at
 
+TABLES = ({"metadata", "package"}, {"version", "environments", "packages"})
+"""The tables of conda-lock.yml and of pixi.lock."""
 CONDA_LOCK = (1,)
 PIXI = (4, 5, 6)
 """The versions of the formats that are read."""
@@ -32,8 +36,25 @@ PLATFORMS = {
 """conda's names of platforms."""
 
 
-def of_conda_lock(document: Mapping[str, Any]) -> Iterator[Listed]:
-    """The packages in conda-lock.yml. Raises ValueError for another content."""
+def is_lock(text: str) -> bool:
+    """Whether a text has the tables of conda-lock.yml or of pixi.lock."""
+    keys = set(re.findall(r"^(\w+):", text, flags=re.MULTILINE))
+    return any(tables <= keys for tables in TABLES)
+
+
+def read(content: Any, file: str) -> Iterator[Listed]:
+    """The packages in conda-lock.yml or pixi.lock. Raises ValueError for another content."""
+    document = as_table(content, "it")
+    version = document.get("version", 1)
+    if "package" in document:
+        refuse_unknown_version(file, "conda-lock.yml", version, *CONDA_LOCK)
+        return _of_conda_lock(document)
+    refuse_unknown_version(file, "pixi.lock", version, *PIXI)
+    return _of_pixi(document)
+
+
+def _of_conda_lock(document: Mapping[str, Any]) -> Iterator[Listed]:
+    """The packages in conda-lock.yml."""
     tables = [
         as_table(entry, f"package {number}")
         for number, entry in enumerate(as_list(document.get("package"), "package"), start=1)
@@ -46,8 +67,8 @@ def of_conda_lock(document: Mapping[str, Any]) -> Iterator[Listed]:
             yield from _listed(name, version, _text(table, "url"), by_pip=by_pip)
 
 
-def of_pixi(document: Mapping[str, Any]) -> Iterator[Listed]:
-    """The packages in pixi.lock. Raises ValueError for another content."""
+def _of_pixi(document: Mapping[str, Any]) -> Iterator[Listed]:
+    """The packages in pixi.lock."""
     tables = {}
     for number, entry in enumerate(as_list(document.get("packages"), "packages"), start=1):
         table = as_table(entry, f"package {number}")

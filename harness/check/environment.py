@@ -13,14 +13,8 @@ from packaging.version import Version
 
 from harness.bugs.packages import import_name
 from harness.bugs.pins import Distribution, Interpreter
-from harness.check import (
-    distributions,
-    interpreter,
-    lock_files,
-    project_files,
-    requirements,
-    source,
-)
+from harness.check import distributions, interpreter, project_folders, requirements, source
+from harness.check.formats import Lock, ProjectFile
 from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
@@ -32,8 +26,6 @@ from harness.check.installed import (
     merged,
     recorded,
 )
-from harness.check.lock_files import Lock
-from harness.check.project_files import ProjectFile
 from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
@@ -171,7 +163,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     files_and_notes = [_opened(file) for file in dict.fromkeys(files)]
     sources = [file for file, _ in files_and_notes]
     notes = [note for _, note in files_and_notes if note]
-    notes += filter(None, map(project_files.locks_below, dict.fromkeys(files)))
+    notes += filter(None, map(project_folders.locks_below, dict.fromkeys(files)))
     where = " and ".join(one.name for one in sources)
     day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
     first_file = next((one.name for one in sources if one.name not in INPUTS.values()), "")
@@ -179,7 +171,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     if lists and len(sources) > 1:
         raise UserError(f"{lists[0].name} lists all packages: give it alone")
     if lists:
-        entries = lock_files.entries(lists[0])
+        entries = lists[0].entries()
         packages = merged(_listed(lists[0], entries, all_names))
         libraries = _unrecorded(entry.name for entry in entries)
         notes = [*_of_unknown_origin(packages), *libraries, *notes, *day_notes]
@@ -191,7 +183,7 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
         for file, choices in content.choices.items()
     )
     notes += content.notes
-    complete = content.frozen and where in FEW
+    complete = content.frozen and bool(content.places) and where in FEW
     is_doubtful = complete and len({*content.versions, *content.direct}) < FEWEST
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
@@ -203,7 +195,12 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     libraries = _unrecorded([*content.versions, *content.direct])
     notes = [*_of_unknown_origin(unknown), *libraries, *remarks, *notes]
     stack = Environment(packages, where, complete, None, tuple(notes), first_file)
-    return replace(stack, lines=content.lines, files=content.files, python=resolution.python)
+    return replace(
+        stack,
+        lines=content.required.lines,
+        files=frozenset(content.files),
+        python=resolution.python,
+    )
 
 
 def _of_unknown_origin(packages: Mapping[str, Installed]) -> list[str]:
@@ -246,7 +243,7 @@ def _opened(name: str) -> tuple[PackageFile, str]:
     if not name:
         raise UserError("-r names no file: name one, or . for this folder")
     try:
-        content, note = project_files.opened(name)
+        content, note = project_folders.opened(name)
     except OSError as error:  # the name is too long, or a folder may not be read
         raise source.unreadable(name, error) from None
     if content.chosen and not isinstance(content, ProjectFile):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.check import conda_locks
 from harness.check.installed import (
     EDITABLE,
     FILE,
@@ -27,7 +26,6 @@ from harness.check.installed import (
     from_git,
 )
 from harness.check.markers import holds
-from harness.check.source import PackageFile, content_of
 from harness.check.synonyms import ELSEWHERE
 from harness.releases.index import allows_here
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
@@ -55,72 +53,23 @@ Reader = Callable[[Mapping[str, Any]], Iterator[Listed]]
 POETRY_ORIGINS = {"git": GIT, "url": WEB, "file": FILE, "directory": FOLDER, "legacy": ""}
 
 
-CONDA_LOCKS = ({"metadata", "package"}, {"version", "environments", "packages"})
-"""The tables of conda-lock.yml and of pixi.lock."""
-TOML_LOCKS = ("uv.lock", "poetry.lock", "pdm.lock")
+TOML = (".toml", "uv.lock", "poetry.lock", "pdm.lock")
 
 
-@dataclass(frozen=True)
-class Lock(PackageFile):
-    """A file that lists all packages of an environment, and not what a project declares."""
-
-    syntax: str = "TOML"
-
-
-def syntax_of(file: PackageFile) -> str:
-    """The syntax of a file that lists packages: JSON, TOML or YAML; empty for any other file."""
-    path, text = file.path, file.text
-    # A TOML file may begin with a table, which is no list of JSON.
-    if path.suffix == ".json" or re.match(r"\s*(\{|\[(?!\[?[\w.-]+\]))", text):
-        return "JSON"
-    if path.suffix == ".toml" or path.name in TOML_LOCKS:
-        return "TOML"
-    if re.search(r"^\[\[packages?\]\]", text, flags=re.MULTILINE):
-        return "TOML"
-    return "YAML" if is_of_conda(file) else ""
+def read_json(content: Any, file: str) -> Iterator[Listed]:
+    """The packages in a Pipfile.lock or in the output of ``conda list --json``."""
+    if PurePath(file).name == PIPFILE or (isinstance(content, dict) and "_meta" in content):
+        yield from _pipfile(as_table(content, "it"))
+    else:
+        yield from _conda_entries(content, file)
 
 
-def is_of_conda(file: PackageFile) -> bool:
-    """Whether it is a lock file of conda-lock or pixi, which are YAML."""
-    keys = set(re.findall(r"^(\w+):", file.text, flags=re.MULTILINE))
-    return file.path.name == "pixi.lock" or any(those <= keys for those in CONDA_LOCKS)
-
-
-def entries(lock: Lock) -> list[Listed]:
-    """The packages in a lock file that are for this platform and Python.
-
-    Raises UserError for any other file, and Inconclusive for a lock file of an unknown version.
-    """
-    name, content = lock.name, content_of(lock.name, lock.text, lock.syntax)
-    try:
-        if lock.syntax == "YAML":
-            return list(_of_conda(as_table(content, "it"), name))
-        if lock.syntax == "TOML":
-            return list(_of_toml(content, name))
-        if lock.path.name == PIPFILE or (isinstance(content, dict) and "_meta" in content):
-            return list(_pipfile(as_table(content, "it")))
-        return _conda_entries(content, name)
-    except ValueError as error:
-        raise UserError(f"{name} is not a valid lock file: {short(str(error), 200)}") from None
-
-
-def _of_conda(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
-    """The packages in conda-lock.yml or pixi.lock."""
-    kind, versions, read = (
-        ("conda-lock.yml", conda_locks.CONDA_LOCK, conda_locks.of_conda_lock)
-        if "package" in document
-        else ("pixi.lock", conda_locks.PIXI, conda_locks.of_pixi)
-    )
-    _refuse_unknown_version(file, kind, document.get("version", 1), *versions)
-    return read(document)
-
-
-def _of_toml(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
+def read_toml(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
     for kind, tables, key, versions, read in FORMATS:
         table = table_at(document, *tables)
         if key in table and (tables or key != "version" or isinstance(table[key], int)):
             version = table[key] if key == "version" else _major(table[key])
-            _refuse_unknown_version(file, kind, version, *versions)
+            refuse_unknown_version(file, kind, version, *versions)
             return read(document)
     raise UserError(
         f"{file} is no lock file: it is none of uv.lock, poetry.lock, "
@@ -150,7 +99,7 @@ def _text(table: Mapping[str, Any], key: str, package: str) -> str:
     return as_text(table[key], f"{key} of {package}") if key in table else ""
 
 
-def _refuse_unknown_version(file: str, kind: str, version: Any, *versions: int) -> None:
+def refuse_unknown_version(file: str, kind: str, version: Any, *versions: int) -> None:
     if version not in versions:
         names = " and ".join(map(str, versions))
         raise Inconclusive(f"{file} has version {version} of {kind}; only {names} can be read")
@@ -282,28 +231,26 @@ def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
 
 def _pdm(document: Mapping[str, Any]) -> Iterator[Listed]:
     for package, name in _packages(document):
-        marker = _text(package, "marker", name)
-        if _applies([marker] if marker else []):
-            local = EDITABLE if package.get("editable") else FILE
-            origins = {"git": GIT, "url": WEB, "path": local}
-            origin = next((text for key, text in origins.items() if key in package), "")
-            address, reference = _text(package, "git", name), _text(package, "ref", name)
-            yield _entry(name, _text(package, "version", name), origin, address, reference)
+        yield from _locked(package, name, "marker")
 
 
 def _pipfile(document: Mapping[str, Any]) -> Iterator[Listed]:
     """The packages of all categories; a user chooses which of them to install."""
     for category, entries in document.items():
         for name, entry in () if category == "_meta" else as_table(entries, category).items():
-            package = as_table(entry, f"{category}.{name}")
-            marker = _text(package, "markers", name)
-            if _applies([marker] if marker else []):
-                local = EDITABLE if package.get("editable") else FILE
-                origins = {"git": GIT, "file": local, "path": local}
-                origin = next((text for key, text in origins.items() if key in package), "")
-                version = _text(package, "version", name).removeprefix("==")
-                address, reference = _text(package, "git", name), _text(package, "ref", name)
-                yield _entry(name, version, origin, address, reference)
+            yield from _locked(as_table(entry, f"{category}.{name}"), name, "markers")
+
+
+def _locked(package: Mapping[str, Any], name: str, marker_key: str) -> Iterator[Listed]:
+    """An entry of PDM or Pipenv, if it is for this platform and Python."""
+    marker = _text(package, marker_key, name)
+    if _applies([marker] if marker else []):
+        local = EDITABLE if package.get("editable") else FILE
+        origins = {"git": GIT, "url": WEB, "file": local, "path": local}
+        origin = next((text for key, text in origins.items() if key in package), "")
+        version = _text(package, "version", name).removeprefix("==")
+        address, reference = _text(package, "git", name), _text(package, "ref", name)
+        yield _entry(name, version, origin, address, reference)
 
 
 def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:

@@ -79,7 +79,7 @@ class Problem:
 
     def requirement(self, name: str) -> str:
         """The requirement of the files, with extras: ``ray[default]>=2``."""
-        extras = ",".join(sorted(self.content.extras.get(name, ())))
+        extras = ",".join(sorted(self.content.required.extras.get(name, ())))
         return f"{name}{f'[{extras}]' if extras else ''}{self.limits.get(name, '')}"
 
     def uv_input(self) -> tuple[list[str], str, dict[str, list[str]]]:

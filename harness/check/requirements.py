@@ -13,15 +13,17 @@ import shlex
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.check import project_files
+from harness.check import project_folders
 from harness.check import requirement_lines as lines
 from harness.check.contradictions import conditions, exact_versions
+from harness.check.formats import ProjectFile, parsed
 from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
@@ -33,7 +35,6 @@ from harness.check.installed import (
     is_misnamed,
 )
 from harness.check.markers import holds
-from harness.check.project_files import ProjectFile
 from harness.check.sections import Constraint, Override
 from harness.check.source import FROM_WEB, PackageFile, project_of, read_file
 from harness.check.unread import SETUP
@@ -50,61 +51,19 @@ DEEPEST = 50
 """How deeply files may include other files."""
 
 
-@dataclass(frozen=True)
-class Requirements:
-    """The content of one or several requirements files."""
-
-    versions: Mapping[str, SpecifierSet]
-    """By the package's canonical name: ``megatron-core``."""
-    direct: Mapping[str, Installed]
-    """The packages that come from a path or an address."""
-    places: Mapping[str, Mapping[str, str]]
-    """Of each package, its specifiers and where they are: ``requirements.txt, line 3``."""
-    indices: Sequence[str | None] = ()
-    """The addresses of the indices that it names; None stands for the user's own."""
-    no_index: bool = False
-    """Whether it forbids the use of an index."""
-    links: bool = False
-    """Whether it names folders or pages of files, which are not read."""
-    frozen: bool = False
-    """Whether every line has the form that ``pip freeze`` writes."""
-    extras: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The extras of packages that it names: ``{"ray": {"default"}}``."""
-    bounds: Mapping[str, SpecifierSet] = field(default_factory=dict)
-    """The versions that constraints allow, also of packages that no requirement names."""
-    overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By package, the requirements that replace what other packages need of it; none if it is left
-    out."""
-    python: str = ""
-    """The Pythons that a project is for, ``>=3.10``; empty if no file says."""
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By file, the extras and groups that were not chosen."""
-    unnamed: Sequence[str] = ()
-    """Where files name a path or an address that does not show which package is there."""
-    notes: Sequence[str] = ()
-    """What projects' files left out or left open, a line each."""
-    lines: Mapping[str, str] = field(default_factory=dict)
-    """Of each package, where it is named first."""
-    files: frozenset[Path] = frozenset()
-    """The files that were read."""
-    projects: frozenset[str] = frozenset()
-    """The user's own projects, whose dependencies were read; no index is asked for them."""
-
-
 @dataclass
-class _Named:
+class Named:
     """The packages that requirements, or constraints, name."""
 
     places: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of each package, by canonical name, its specifiers and where they are:
+    ``requirements.txt, line 3``."""
     direct: dict[str, Installed] = field(default_factory=dict)
+    """The packages that come from a path or an address."""
     extras: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The extras of packages: ``{"ray": {"default"}}``."""
     lines: dict[str, str] = field(default_factory=dict)
-
-    def versions(self) -> dict[str, SpecifierSet]:
-        return {
-            name: SpecifierSet(",".join(sorted(specifiers)))
-            for name, specifiers in self.places.items()
-        }
+    """Of each package, where it is named first."""
 
     def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
         self.lines.setdefault(name, where)
@@ -120,6 +79,68 @@ class _Named:
             self.direct[name] = package
 
 
+def _versions(places: Mapping[str, Iterable[str]]) -> dict[str, SpecifierSet]:
+    return {name: SpecifierSet(",".join(sorted(those))) for name, those in places.items()}
+
+
+@dataclass
+class Requirements:
+    """The content of one or several requirements files."""
+
+    required: Named = field(default_factory=Named)
+    constraints: Named = field(default_factory=Named)
+    main_index: str | None = None
+    more_indices: list[str] = field(default_factory=list)
+    no_index: bool = False
+    """Whether it forbids the use of an index."""
+    links: bool = False
+    """Whether it names folders or pages of files, which are not read."""
+    frozen: bool = True
+    """Whether every line has the form that ``pip freeze`` writes."""
+    overrides: dict[str, list[str]] = field(default_factory=dict)
+    """By package, the requirements that replace what other packages need of it; none if it is left
+    out."""
+    python: str = ""
+    """The Pythons that a project is for, ``>=3.10``; empty if no file says."""
+    choices: dict[str, Sequence[str]] = field(default_factory=dict)
+    """By file, the extras and groups that were not chosen."""
+    unnamed: list[str] = field(default_factory=list)
+    """Where files name a path or an address that does not show which package is there."""
+    notes: list[str] = field(default_factory=list)
+    """What projects' files left out or left open, a line each."""
+    files: set[Path] = field(default_factory=set)
+    """The files that were read."""
+    projects: set[str] = field(default_factory=set)
+    """The user's own projects, whose dependencies were read; no index is asked for them."""
+
+    @cached_property
+    def places(self) -> Mapping[str, Mapping[str, str]]:
+        """Of each required package, its specifiers and those of constraints, with their places."""
+        bounds = self.constraints.places
+        return {n: {**those, **bounds.get(n, {})} for n, those in self.required.places.items()}
+
+    @cached_property
+    def versions(self) -> Mapping[str, SpecifierSet]:
+        """By the package's canonical name: ``megatron-core``."""
+        return _versions(self.places)
+
+    @cached_property
+    def bounds(self) -> Mapping[str, SpecifierSet]:
+        """The versions that constraints allow, also of packages that no requirement names."""
+        return _versions(self.constraints.places)
+
+    @cached_property
+    def direct(self) -> Mapping[str, Installed]:
+        """The packages that come from a path or an address."""
+        return {**self.constraints.direct, **self.required.direct}
+
+    @property
+    def indices(self) -> Sequence[str | None]:
+        """The addresses of the indices that it names; None stands for the user's own."""
+        has_any = self.main_index or self.more_indices
+        return (self.main_index, *self.more_indices) if has_any else ()
+
+
 @dataclass(frozen=True)
 class _Project:
     """A folder of the user's project that a line installs: ``-e .[train]``."""
@@ -133,26 +154,14 @@ class _Project:
 
 
 @dataclass
-class _Reading:
-    """The state while files and the files that they include are read."""
+class _Reader:
+    """Reads files, and the files that they include."""
 
+    content: Requirements = field(default_factory=Requirements)
     root: Path = Path()
-    required: _Named = field(default_factory=_Named)
-    constraints: _Named = field(default_factory=_Named)
-    overrides: dict[str, list[str]] = field(default_factory=dict)
-    main: str | None = None
-    extra: list[str] = field(default_factory=list)
-    no_index: bool = False
-    links: bool = False
-    frozen: bool = True
     inclusions: set[tuple[Path, tuple[str, ...], bool]] = field(default_factory=set)
     depth: int = 0
-    python: str = ""
-    choices: dict[str, Sequence[str]] = field(default_factory=dict)
-    unnamed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     folders: list[_Project] = field(default_factory=list)
-    projects: set[str] = field(default_factory=set)
 
     def read(
         self, source: PackageFile, chosen: tuple[str, ...] = (), *, constraint: bool = False
@@ -162,6 +171,7 @@ class _Reading:
         if key in self.inclusions:
             return
         self.inclusions.add(key)
+        self.content.files.add(file)
         if self.depth == DEEPEST:
             raise UserError(f"{source.name}: more than {DEEPEST} files include each other")
         if not self.depth:
@@ -180,14 +190,15 @@ class _Reading:
             for number, line in lines.statements(source.text):
                 yield f"{source.name}, line {number}", line
             return
-        declared = source.declared(chosen)
-        self.frozen, self.python = False, self.python or declared.python
-        if declared.choices:
-            self.choices[source.name] = declared.choices
-        self.notes += declared.notes
+        lines_and_places = source.lines(chosen)
+        content, declared = self.content, source.content
+        content.frozen, content.python = False, content.python or declared.python
+        if choices := source.choices(chosen):
+            content.choices[source.name] = choices
+        content.notes += declared.notes
         for name, why in declared.unknown.items():
-            self.required.add_direct(name, Unknown(why), source.name)
-        yield from declared.lines
+            content.required.add_direct(name, Unknown(why), source.name)
+        yield from lines_and_places
 
     def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
         if len(line) > LONGEST:
@@ -196,7 +207,7 @@ class _Reading:
             raise ValueError("it contains a control character")
         if re.search(rf"\d{{{DIGITS}}}", line):
             raise ValueError(f"it contains a number of {DIGITS} digits or more")
-        packages = self.constraints if constraint else self.required
+        packages = self.content.constraints if constraint else self.content.required
         if isinstance(line, Override):
             self._note_override(Requirement(line))
         elif comment := lines.FROZEN_EDITABLE.match(line):
@@ -207,13 +218,13 @@ class _Reading:
         elif requirement := lines.requirement_in(line):
             self._note(requirement, packages, where)
         else:
-            self.frozen = False
+            self.content.frozen = False
             self._note_address(line, file, where, packages)
 
-    def _note(self, requirement: Requirement, packages: _Named, where: str) -> None:
+    def _note(self, requirement: Requirement, packages: Named, where: str) -> None:
         """Note a requirement with a name."""
         if requirement.marker or not (requirement.url or exact_versions(requirement.specifier)):
-            self.frozen = False
+            self.content.frozen = False
         if requirement.marker and not holds(requirement.marker):
             return
         name = canonicalize_name(requirement.name)
@@ -230,13 +241,13 @@ class _Reading:
 
     def _note_override(self, requirement: Requirement) -> None:
         """Note an override if it holds here, or that there is one that does not."""
-        requirements = self.overrides.setdefault(canonicalize_name(requirement.name), [])
+        requirements = self.content.overrides.setdefault(canonicalize_name(requirement.name), [])
         if not requirement.marker or holds(requirement.marker):
             requirement.marker = None
             requirements.append(str(requirement))
 
     def _note_address(
-        self, line: str, file: Path, where: str, packages: _Named, *, editable: bool = False
+        self, line: str, file: Path, where: str, packages: Named, *, editable: bool = False
     ) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
         address, extras, marker = lines.address_in(line)
@@ -246,43 +257,45 @@ class _Reading:
             address = address.partition(":")[2]
         folder = None
         if not re.match(r"[a-z+]+:", address):
-            self.frozen = self.frozen and os.path.isabs(address)  # pip freeze writes no other
+            self.content.frozen = self.content.frozen and os.path.isabs(
+                address
+            )  # pip freeze writes no other
             folder = self._folder(address, file)
             address = str(folder)
         name, package = at_address(address, editable=editable)
         is_own = folder in (file.parent, self.root)
         if name and not is_own:
             packages.add_direct(name, package, where)
-        if packages is self.constraints:
+        if packages is self.content.constraints:
             return
         if folder and (is_own or self._is_within(folder)):
             self.folders.append(_Project(folder, extras, where, "" if is_own else name, package))
         elif not name:
-            self.unnamed.append(where)
+            self.content.unnamed.append(where)
 
     def _is_within(self, folder: Path) -> bool:
         """Whether a folder is a project within the user's own."""
         return self.root in Path(os.path.realpath(folder)).parents and bool(
-            project_files.declaring(folder)
+            project_folders.declaring(folder)
         )
 
     def _folder(self, address: str, file: Path) -> Path:
         """The folder at a path: relative to the file, or to the project, where pip usually runs."""
         folders = [Path(os.path.normpath(base / address)) for base in (file.parent, self.root)]
-        return next((folder for folder in folders if project_files.declaring(folder)), folders[0])
+        return next((folder for folder in folders if project_folders.declaring(folder)), folders[0])
 
     def read_projects(self) -> None:
         """Read what the user's own projects need; the output of pip freeze already lists it."""
         self.depth += 1  # an included file must be in the same project as before
-        while self.folders and not self.frozen:
+        while self.folders and not self.content.frozen:
             project = self.folders.pop()
-            file = project_files.of_folder(project.folder)
+            file = project_folders.of_folder(project.folder)
             if file:
                 self._read_project(project, file)
             elif not project.name:
                 code = os.path.isfile(project.folder / "setup.py")
                 why = SETUP if code else "no file there declares them"
-                self.notes.append(
+                self.content.notes.append(
                     f"{project.where}: its dependencies were not read, and are unknown: {why}"
                 )
         self.depth -= 1
@@ -290,12 +303,12 @@ class _Reading:
     def _read_project(self, project: _Project, file: ProjectFile) -> None:
         extras = tuple(name for name in project.extras if file.declares([name]))
         for name in sorted(set(project.extras).difference(extras)):  # pip only warns
-            self.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
+            self.content.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
         if file.declares(extras, damaged=True):  # a damaged file is refused
             self.read(file, extras)
         if name := project.name or file.project():
-            self.projects.add(name)
-            self.required.add_direct(name, project.package, project.where)
+            self.content.projects.add(name)
+            self.content.required.add_direct(name, project.package, project.where)
 
     def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
         """Note what the options of a line say. A marker is no part of them, and has quotes."""
@@ -308,30 +321,30 @@ class _Reading:
             if option in lines.EDIT:
                 self._note_editable(value, file, where, constraint)
                 continue
-            self.frozen = False
+            self.content.frozen = False
             if option in lines.NESTED:
-                inside = project_files.parsed(read_file(self._inside(file, value)))
+                inside = parsed(read_file(self._inside(file, value)))
                 self.read(inside, constraint=constraint or lines.NESTED[option] == "-c")
             elif option in lines.WHERE:
                 self._note_index(option, value)
 
     def _note_editable(self, address: str, file: Path, where: str, constraint: bool) -> None:
-        packages = self.constraints if constraint else self.required
+        packages = self.content.constraints if constraint else self.content.required
         self._note_address(address, file, where, packages, editable=True)
 
     def _note_index(self, option: str, value: str) -> None:
         """Note where to look up versions."""
         value = lines.expanded(value)
         if option == lines.NO_INDEX:
-            self.no_index = True
+            self.content.no_index = True
         elif option in lines.LINKS:
-            self.links = True
+            self.content.links = True
         elif not re.match(r"https?://", value):
             raise ValueError("an index is read over https:// or http://")
         elif option == lines.MORE:
-            self.extra.append(value)
+            self.content.more_indices.append(value)
         else:
-            self.main = value
+            self.content.main_index = value
 
     def _inside(self, file: Path, name: str) -> Path:
         """An included file; it must be in the project of the first file."""
@@ -377,35 +390,13 @@ def read(sources: Iterable[PackageFile]) -> Requirements:
 
     Raises UserError, with the line, for a line that names neither a package nor where one is.
     """
-    reading = _Reading()
+    reader = _Reader()
     for source in sources:
-        reading.read(source, source.chosen)
-        reading.read_projects()
-    for name, replacements in reading.overrides.items():
+        reader.read(source, source.chosen)
+        reader.read_projects()
+    content = reader.content
+    for name, replacements in content.overrides.items():
         if not replacements:
-            where = reading.required.lines.get(name, "")
-            reading.required.add_direct(name, Unknown(LEFT_OUT), where)
-    required, bounds = reading.required, reading.constraints
-    places = {
-        name: {**specifiers, **bounds.places.get(name, {})}
-        for name, specifiers in required.places.items()
-    }
-    return Requirements(
-        versions={name: SpecifierSet(",".join(sorted(those))) for name, those in places.items()},
-        extras=required.extras,
-        bounds=bounds.versions(),
-        overrides=reading.overrides,
-        python=reading.python,
-        choices=reading.choices,
-        unnamed=reading.unnamed,
-        notes=reading.notes,
-        lines=required.lines,
-        files=frozenset(file for file, *_ in reading.inclusions),
-        projects=frozenset(reading.projects),
-        direct={**bounds.direct, **required.direct},
-        places=places,
-        indices=(reading.main, *reading.extra) if reading.main or reading.extra else (),
-        no_index=reading.no_index,
-        links=reading.links,
-        frozen=reading.frozen and bool(places),
-    )
+            where = content.required.lines.get(name, "")
+            content.required.add_direct(name, Unknown(LEFT_OUT), where)
+    return content

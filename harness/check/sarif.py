@@ -15,9 +15,8 @@ from urllib.parse import quote_from_bytes
 
 from harness.bugs import catalog
 from harness.check.bug_status import THERE, Checked
-from harness.check.check_report import Report, level, sentences
-from harness.check.places import Place, Places
-from harness.check.synonyms import named_in
+from harness.check.check_report import Report, sentences
+from harness.check.places import Place
 from harness.system.installation import repository
 from harness.system.machine import release_of
 from harness.system.text import SCRIPT, markdown
@@ -37,31 +36,29 @@ Json = dict[str, Any]
 
 def as_sarif(report: Report) -> str:
     """The bugs that the environment has or may have, as one run of SARIF."""
-    places = Places(report.environment)
     bugs = [checked for checked in report.bugs if checked.status in THERE]
-    levelled = [(checked, level(checked, report.settings)) for checked in bugs]
     run = {
-        "tool": {"driver": _driver(levelled)},
+        "tool": {"driver": _driver(report, bugs)},
         "invocations": [
-            {"executionSuccessful": True, "toolExecutionNotifications": _notices(report, places)}
+            {"executionSuccessful": True, "toolExecutionNotifications": _notices(report)}
         ],
-        "results": [_result(n, *bug, places) for n, bug in enumerate(levelled)],
+        "results": [_result(report, n, checked) for n, checked in enumerate(bugs)],
         "properties": {"version": PROPERTIES, "where": report.environment.where},
     }
     return json.dumps({"$schema": SCHEMA, "version": SARIF, "runs": [run]}, indent=1)
 
 
-def _driver(levelled: Sequence[tuple[Checked, str]]) -> Json:
+def _driver(report: Report, bugs: Sequence[Checked]) -> Json:
     address, version = repository(), release_of(SCRIPT)
     return {
         "name": SCRIPT,
         **({"version": version} if version else {}),
         **({"informationUri": address} if address else {}),
-        "rules": [_rule(*bug) for bug in levelled],
+        "rules": [_rule(report, checked) for checked in bugs],
     }
 
 
-def _rule(checked: Checked, level: str) -> Json:
+def _rule(report: Report, checked: Checked) -> Json:
     scenario = catalog.scenario(checked.scenario)
     command = f"python -m harness show {checked.scenario}"
     hint = f"Only with {markdown(scenario.trigger)}. More: {command}"
@@ -73,19 +70,18 @@ def _rule(checked: Checked, level: str) -> Json:
         "properties": {
             "tags": [scenario.harm, scenario.visibility],
             "precision": "very-high" if checked.how else "low",
-            "problem.severity": SEVERITIES[level],
+            "problem.severity": SEVERITIES[report.level(checked)],
         },
     }
 
 
-def _result(index: int, checked: Checked, level: str, places: Places) -> Json:
-    subject = catalog.subject(checked.scenario)
-    place = places.of_package(named_in([subject]))
+def _result(report: Report, index: int, checked: Checked) -> Json:
+    subject, place = catalog.subject(checked.scenario), report.place(checked)
     accepted = checked.accepted
     return {
         "ruleId": checked.scenario,
         "ruleIndex": index,
-        "level": level,
+        "level": report.level(checked),
         "message": {"text": sentences(checked)},
         "locations": [_location(place)] if place else [],
         "partialFingerprints": {"bugOfPackage/v1": f"{checked.scenario}:{subject}"},
@@ -114,12 +110,12 @@ def _location(place: Place) -> Json:
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}
 
 
-def _notices(report: Report, places: Places) -> list[Json]:
+def _notices(report: Report) -> list[Json]:
     """What was not looked up, what cannot be used, and what is no longer accepted."""
     lines = [
-        *(("note", note, places.of_note(note)) for note in report.remarks),
+        *(("note", note, report.place_of_note(note)) for note in report.remarks),
         *(("error", refusal, None) for refusal in report.refusals),
-        *(("warning", note, places.of_package([])) for note in report.notes),
+        *(("warning", note, report.first_place) for note in report.notes),
     ]
     return [
         {"level": level, "message": {"text": text}, "locations": [_location(p)] if p else []}

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.bugs.api.settings import Setting
 from harness.check.source import content_of, read_file
+from harness.python.results import Setting
 from harness.system.errors import UserError, unknown
 from harness.system.text import short, warn
 

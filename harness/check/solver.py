@@ -23,7 +23,7 @@ from harness.check.contradictions import contradictions
 from harness.check.problem import OFTEN_SOURCE, Problem, other_python
 from harness.check.requirements import Requirements
 from harness.check.walk import Pages, Walk, settled
-from harness.releases import index, uv
+from harness.releases import index, index_pages, uv
 from harness.system.errors import Fault
 from harness.system.text import listed, one_line, short
 
@@ -94,7 +94,7 @@ def choose_versions(content: Requirements, our_packages: Collection[str], day: s
                 if changed == problem:
                     break
             problem = changed
-    except index.NoNetwork:
+    except index_pages.NoNetwork:
         raise NoAnswer("the package index does not respond") from None
     raise NotResolved(short(one_line(error.removeprefix("error: ")), LONGEST))
 

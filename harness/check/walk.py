@@ -21,7 +21,7 @@ from packaging.version import Version
 from harness.check.contradictions import exact_versions
 from harness.check.needs import NEEDS
 from harness.check.problem import Contradiction, Problem, is_development_version
-from harness.releases import index
+from harness.releases import index, index_pages
 from harness.releases.index import Release
 from harness.system.errors import Fault
 
@@ -77,7 +77,7 @@ class Obstacles:
 
 class Pages:
     """The releases of packages that requirements allow, in the index that uv reads. Raises
-    ``index.NoNetwork`` if it does not respond."""
+    ``index_pages.NoNetwork`` if it does not respond."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.minor = problem, problem.minor
@@ -89,7 +89,7 @@ class Pages:
             day, releases = self.problem.day, []
             try:
                 releases = index.releases(name, self.problem.content.indices[:1])
-            except index.NoNetwork:
+            except index_pages.NoNetwork:
                 raise
             except Fault:
                 pass
@@ -102,7 +102,7 @@ class Pages:
 
     def read(self, names: Iterable[str]) -> None:
         """Read the pages of packages at the same time."""
-        with ThreadPoolExecutor(index.AT_ONCE) as pool:
+        with ThreadPoolExecutor(index_pages.AT_ONCE) as pool:
             list(pool.map(self.of, sorted(set(names) - self.known.keys())))
 
     def allowed(
@@ -202,7 +202,9 @@ class Walk:
         self.obstacles = Obstacles()
         self.chosen: dict[str, Release] = {}
         self.needs: dict[str, dict[str, Need]] = {}
-        self.extras: dict[str, set[str]] = {n: set(e) for n, e in problem.content.extras.items()}
+        self.extras: dict[str, set[str]] = {
+            n: set(e) for n, e in problem.content.required.extras.items()
+        }
         self.noted_extras: dict[str, frozenset[str]] = {}
         self.fixed: set[str] = set()
         """The packages that are certainly needed, and in no other release: so is what they need."""
@@ -244,7 +246,7 @@ class Walk:
 
     def _read_needs(self, releases: Iterable[Release]) -> None:
         """Read what releases need at the same time."""
-        with ThreadPoolExecutor(index.AT_ONCE) as pool:
+        with ThreadPoolExecutor(index_pages.AT_ONCE) as pool:
             list(pool.map(self._requirements, releases))
 
     def _choose(self, name: str) -> Iterator[str]:

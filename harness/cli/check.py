@@ -23,13 +23,12 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.bugs import catalog
-from harness.bugs.api.settings import Setting
 from harness.check import accepted as accepted_bugs
 from harness.check import check_report, settings_files
 from harness.check import environment as stacks
-from harness.check.annotations import github_annotations
 from harness.check.bug_status import (
     BugStatus,
     Checked,
@@ -38,13 +37,15 @@ from harness.check.bug_status import (
     recorded,
     with_accepted,
 )
-from harness.check.check_report import Features, Report, needs_settings
+from harness.check.check_report import Report
 from harness.check.environment import Environment
-from harness.check.markdown_summary import as_markdown
+from harness.check.github import as_markdown, github_annotations
 from harness.check.sarif import as_sarif
 from harness.check.source import read_file
 from harness.cli import Arguments
 from harness.cli._values import day, output_file, refuse_overwriting
+from harness.python.commands import OPTIONS
+from harness.python.results import Model, Setting
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -95,9 +96,9 @@ def main(arguments: list[str]) -> int:
     bugs = with_accepted(bugs, accepted, today)
     notes = list(outdated(bugs, accepted, today))
     broken = {} if _scenarios(options.overrides) else catalog.broken()
-    features = _features(models, environment)
-    _write(Report(environment, bugs, broken, settings, notes, features), options)
-    failing = [c for c in bugs if options.fail_on == ANY or not needs_settings(c, settings)]
+    report = Report(environment, bugs, broken, settings, notes, _features(models, environment))
+    _write(report, options)
+    failing = [c for c in bugs if options.fail_on == ANY or not report.needs_settings(c)]
     return exit_code(failing, strict=options.strict or bool(broken))
 
 
@@ -110,7 +111,7 @@ def _parser() -> Arguments:
         help="scenario=A,B or a package; with --run as to run",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--python", type=Path, metavar="PATH", help="another Python or its folder")
+    _add(source, "python", type=Path)
     source.add_argument(
         "-r",
         "--requirements",
@@ -124,28 +125,10 @@ def _parser() -> Arguments:
         metavar="FILE",
         help="what -r reads if neither -r nor --python is given, for a hook",
     )
-    parser.add_argument(
-        "--as-of", type=day, metavar="DAY", help="with -r: what it installs on a day, 2025-03-31"
-    )
-    parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="a model of transformers, such as llama or bert:masked_lm, or its config.json: says "
-        "which of its features are wrong",
-    )
-    parser.add_argument(
-        "--training-args", type=Path, metavar="FILE", help="the Trainer's arguments, as JSON"
-    )
-    parser.add_argument("--accelerate", type=Path, metavar="FILE", help="accelerate's YAML")
-    parser.add_argument(
-        "--accepted",
-        type=Path,
-        metavar="FILE",
-        help="the bugs that you accept (default: distributed-bugs.toml or pyproject.toml here)",
-    )
+    _add(parser, "as_of", type=day)
+    _add(parser, "models", dest="model", action="append", default=[])
+    for name in ("deepspeed", "training_args", "accelerate", "accepted"):
+        _add(parser, name, type=Path)
     parser.add_argument("--run", action="store_true", help="run the scenarios")
     parser.add_argument(
         "--unknown", action="store_true", help="with --run: only where it is unknown"
@@ -176,6 +159,12 @@ def _parser() -> Arguments:
         help="the same as --format json",
     )
     return parser
+
+
+def _add(parser: argparse._ActionsContainer, argument: str, **details: Any) -> None:
+    """Add an option that is also an argument of the Python function ``check``."""
+    option, metavar, text = OPTIONS[argument]
+    parser.add_argument(option, metavar=metavar, help=text, **details)
 
 
 @dataclass(frozen=True)
@@ -247,7 +236,7 @@ def _model(word: str) -> str:
         ) from None
 
 
-def _features(models: Sequence[str], environment: Environment) -> list[Features]:
+def _features(models: Sequence[str], environment: Environment) -> list[Model]:
     """The records of these models and their heads for the installed release of transformers, or
     for the newest recorded one before it."""
     if not models:
@@ -258,12 +247,12 @@ def _features(models: Sequence[str], environment: Environment) -> list[Features]
         have = f"{SUBJECT} {installed.public}" if installed and installed.public else SUBJECT
         raise UserError(f"--model: nothing was recorded for {have} or an older release")
     return [
-        Features(
+        Model(
             word,
             record.release,
             {r: record.answers[word][r].reason for r in record.wrong_relations(word)},
             word in record.answers,
-            record.untested(word),
+            tuple(record.untested(word)),
         )
         for model in models
         for word, record in (nearest(older[-1].release, model) or {model: older[-1]}).items()

@@ -30,17 +30,30 @@ MISTAKE = 2
 NO_JSON = "leave --json out: the result has its keys"
 PROGRESS, PREFIX = "... ", "distributed-bugs: "
 
+OPTIONS = {
+    "python": ("--python", "PATH", "another Python or its folder"),
+    "as_of": ("--as-of", "DAY", "with -r: what it installs on a day, 2025-03-31"),
+    "deepspeed": ("--deepspeed", "FILE", "DeepSpeed's configuration"),
+    "training_args": ("--training-args", "FILE", "the Trainer's arguments, as JSON"),
+    "accelerate": ("--accelerate", "FILE", "accelerate's YAML"),
+    "accepted": (
+        "--accepted",
+        "FILE",
+        "the bugs that you accept (default: distributed-bugs.toml or pyproject.toml here)",
+    ),
+    "models": (
+        "--model",
+        "TYPE",
+        "a model of transformers, such as llama or bert:masked_lm, or its config.json: says "
+        "which of its features are wrong",
+    ),
+}
+"""By the argument of ``check``, the option of the command, its metavar and its help."""
+LISTS = ("models", "scenarios")
+"""The arguments with several values."""
 ARGUMENTS = {
-    "-r/--requirements": "packages_or_file",
-    "--requirements": "packages_or_file",
-    "-r": "packages_or_file",
-    "--python": "python",
-    "--as-of": "as_of",
-    "--deepspeed": "deepspeed",
-    "--training-args": "training_args",
-    "--accelerate": "accelerate",
-    "--accepted": "accepted",
-    "--model": "models",
+    **dict.fromkeys(("-r/--requirements", "--requirements", "-r"), "packages_or_file"),
+    **{option: argument for argument, (option, *_) in OPTIONS.items()},
 }
 """By the option of the command, the argument of ``check``: messages name the argument."""
 COMMAND = r"'[^']*'|distributed-bugs check .*"
@@ -60,36 +73,14 @@ class Error(Exception):
         """The last lines of your script, if it failed."""
 
 
-def check(
-    packages_or_file: PathLike | Mapping[str, str] | Sequence[str] | None = None,
-    *,
-    python: PathLike | None = None,
-    as_of: str | datetime.date | None = None,
-    deepspeed: PathLike | None = None,
-    training_args: PathLike | None = None,
-    accelerate: PathLike | None = None,
-    accepted: PathLike | None = None,
-    models: Sequence[str] = (),
-    scenarios: Sequence[str] = (),
-) -> CheckResult:
-    """See ``distributed_bugs.check``."""
+def check(packages_or_file: Any = None, **arguments: Any) -> CheckResult:
+    """See ``distributed_bugs.check``, which has the same arguments."""
     source, text = _source(packages_or_file)
-    day = f"{as_of:%Y-%m-%d}" if isinstance(as_of, datetime.date) else as_of
-    options = {
-        "--python": python,
-        "--as-of": day,
-        "--deepspeed": deepspeed,
-        "--training-args": training_args,
-        "--accelerate": accelerate,
-        "--accepted": accepted,
-    }
-    words = [
-        f"{option}={_text(ARGUMENTS[option], value)}"
-        for option, value in options.items()
-        if value is not None
-    ]
-    words += [f"--model={_text('models', name)}" for name in _listed("models", models)]
-    words += [f"scenario={_text('scenarios', name)}" for name in _listed("scenarios", scenarios)]
+    words = []
+    for name, value in arguments.items():
+        option = OPTIONS[name][0] if name in OPTIONS else "scenario"
+        values = _listed(name, value) if name in LISTS else [] if value is None else [value]
+        words += [f"{option}={_text(name, each)}" for each in values]
     content, code = _run(["check", "--json", *source, *words], text, ARGUMENTS)
     return of_json(CheckResult, {**content, "exit_code": code})
 
@@ -161,7 +152,9 @@ def _listed(name: str, words: Sequence[str]) -> Sequence[str]:
 
 
 def _text(name: str, word: Any) -> str:
-    """A word of a command; raises Error for what is neither text nor a path."""
+    """A word of a command; raises Error for what is no text, path or day."""
+    if isinstance(word, datetime.date):
+        return f"{word:%Y-%m-%d}"
     if isinstance(word, numbers.Number):
         raise Error(f"{name}: {word!r} is no text: write {str(word)!r}")
     if not isinstance(word, (str, os.PathLike)):

@@ -35,8 +35,8 @@ class Report:
 class Package:
     version: str
     origin: str
-    newest_of: str
     candidates: tuple[str, ...]
+    newest_of: str
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,48 @@ class Environment:
 
 @dataclass(frozen=True)
 class Setting:
+    """The value of a setting; None if it is not decided."""
+
     value: Any
-    note: str
+    note: str = ""
+    """Where the value comes from if no file names it, or why it is not decided."""
 
 
 @dataclass(frozen=True)
 class Period:
-    """Affected releases, oldest first, and the unaffected ones before and after them."""
+    """Affected releases of a scenario's subject, without a release of another status between."""
 
     releases: tuple[str, ...]
+    """The tested releases, oldest first; all are affected."""
     before: str | None
+    """The tested release before the first one; it is not affected. None if there is none, or if its
+    status is not certain."""
     after: str | None
+    """The same for the release after the last one: the bug is fixed there."""
     alive: bool
-    since: str | None
-    """The first release that can have it, by upstream's history; None if ``before`` says more."""
+    """Whether no newer release has a certain status."""
+    since: str | None = None
+    """The first release that can have it, by upstream's history; None if nothing is known, or if
+    ``before`` says more."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
+    """A bug that does not count for the exit code."""
+
     bug: str
     reason: str
     until: str | None
+    """The last day (ISO) of the acceptance; None for no end."""
     file: str
+    """The file that says so."""
+
+    def holds(self, day: str) -> bool:
+        """Whether the acceptance holds on a day (ISO)."""
+        return self.until is None or day <= self.until
+
+    def __str__(self) -> str:
+        return self.reason + (f" (until {self.until})" if self.until else "")
 
 
 @dataclass(frozen=True)
@@ -98,11 +118,27 @@ class Bug:
 
 @dataclass(frozen=True)
 class Advice:
+    """The release of a package that has the fewest of the bugs that were found."""
+
     package: str
     release: str
     avoided: tuple[str, ...]
+    """The bugs that were found in the installed release, and that this one does not have."""
     remaining: tuple[str, ...]
+    """Those that it has, too, or for which this is not known."""
     new: tuple[str, ...]
+    """Bugs that it has and the installed release does not."""
+
+    def __str__(self) -> str:
+        many = len(self.avoided) > 1
+        has = f"has none of these {len(self.avoided)} bugs:" if many else "does not have"
+        parts = [f"{self.package} {self.release} {has} {', '.join(self.avoided)}"]
+        if self.remaining:
+            remain = "remains" if len(self.remaining) == 1 else "remain"
+            parts.append(f"{len(self.remaining)} {remain}: {', '.join(self.remaining)}")
+        if self.new:
+            parts.append(f"but it has {', '.join(self.new)}")
+        return f"{'; '.join(parts)} (not tried with your other pins)"
 
 
 @dataclass(frozen=True)
@@ -111,9 +147,22 @@ class Model:
 
     model: str
     release: str
+    """Of transformers: the installed one, or the newest recorded one before it."""
     wrong: Mapping[str, str]
+    """The features that are wrong, with the reason."""
     known: bool
-    untested: tuple[str, ...]
+    """Whether that release was recorded with the model."""
+    untested: tuple[str, ...] = ()
+    """The features that were not tested with that release."""
+
+    def __str__(self) -> str:
+        if not self.known:
+            return f"{self.model}: not recorded for transformers {self.release}"
+        gaps = f"; not tested: {', '.join(self.untested)}" if self.untested else ""
+        if not self.wrong:
+            tested = "tested feature" if gaps else "feature"
+            return f"{self.model}: no {tested} is wrong in transformers {self.release}{gaps}"
+        return f"{self.model}: wrong in transformers {self.release}: {', '.join(self.wrong)}{gaps}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,54 +6,30 @@ once for each package in a command. uv downloads the files of releases, see ``re
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
 from functools import cache
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
-from queue import Empty, Queue
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urljoin
-from zipfile import BadZipFile, ZipFile
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag, platform_tags
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from harness.releases.index_pages import File, NoNetwork, NoPackage, files_of, session, version_in
+from harness.releases.wheel_metadata import needs_of
 from harness.system.documents import toml_of
 from harness.system.errors import Fault, Inconclusive
 from harness.system.text import warn
-
-if TYPE_CHECKING:
-    from pypi_simple import PyPISimple
-    from requests import Response
-
-PATIENCE = (5.0, 30.0)
-"""Seconds to wait for a connection, and for the first byte of a response."""
-
-LIMIT = 90.0
-"""Seconds for a whole answer: a server may send a byte now and then."""
-
-TRIES = 3
-"""How often to retry a connection; a request without a response is retried once."""
-
-PARTIAL, PART = 206, 131_072
-"""The status of a response with a part of a file, and the bytes of a part that is read at once."""
-
-AT_ONCE = 16
-"""Packages whose pages are read at the same time."""
 
 SILENCE = 1.0
 """Seconds after which a message says what the command waits for."""
@@ -160,14 +136,6 @@ def allows(pythons: str, minor: int) -> bool:
         return True
 
 
-class NoNetwork(Fault):
-    """The index does not respond at all."""
-
-
-class NoPackage(Fault):
-    """The index responds, and does not have the package."""
-
-
 def releases(package: str, indices: Sequence[str | None] = ()) -> list[Release]:
     """Every release of a package, lowest version first, with pre-releases and yanked releases.
 
@@ -223,15 +191,15 @@ def needs(release: Release, minor: int) -> tuple[Requirement, ...] | None:
     """What a release needs, by the metadata of a wheel, one for this Python if it has any; None if
     that cannot be found out."""
     names = sorted(release.wheels, key=lambda name: not _is_for(name, minor))
-    return _needs(release.wheels[names[0]]) if names else None
+    return needs_of(release.wheels[names[0]]) if names else None
 
 
 def forget() -> None:
     """Read the index again from now on; it may be another one."""
     _usual.cache_clear()
     _index.cache_clear()
-    _needs.cache_clear()
-    _client.cache_clear()
+    needs_of.cache_clear()
+    session.cache_clear()
 
 
 def no_release(name: str, version: str) -> str:
@@ -326,21 +294,11 @@ def waiting(event: str, *, silent: bool = False) -> Iterator[None]:
         late.cancel()
 
 
-class _File(NamedTuple):
-    """A file of a release, as the index's page has it."""
-
-    name: str
-    address: str
-    day: str
-    python: str
-    yanked: bool
-
-
 def _releases(address: str | None, package: str) -> list[Release]:
-    files: dict[str, list[_File]] = {}
-    for file in _in_time(package, lambda: _page(address, package)):
-        files.setdefault(_version_in(file.name, package), []).append(file)
-    by_version: dict[Version, list[_File]] = {}
+    files: dict[str, list[File]] = {}
+    for file in files_of(address, package):
+        files.setdefault(version_in(file.name, package), []).append(file)
+    by_version: dict[Version, list[File]] = {}
     for text, those in files.items():
         if version := _version(text):
             by_version.setdefault(version, []).extend(those)
@@ -349,78 +307,7 @@ def _releases(address: str | None, package: str) -> list[Release]:
     return [_release(package, version, by_version[version]) for version in sorted(by_version)]
 
 
-def _page(address: str | None, package: str) -> list[_File]:
-    """The files of a package. JSON is read here: pypi_simple examines each file, which takes
-    seconds for a package with thousands, and most of them are of no interest."""
-    from pypi_simple import NoSuchProjectError, ProjectPage
-
-    with _one_line_errors(package):
-        client = _client(address)
-        url = client.get_project_url(package)
-        response = client.s.get(url, timeout=PATIENCE, headers={"Accept": client.accept})
-        if response.status_code == 404:
-            raise NoSuchProjectError(package, url)
-        response.raise_for_status()
-        if "json" not in response.headers.get("Content-Type", ""):
-            page = ProjectPage.from_response(response, package)
-            days = [
-                f.upload_time.date().isoformat() if f.upload_time else "" for f in page.packages
-            ]
-            return [
-                _File(f.filename, f.url, day, f.requires_python or "", f.is_yanked)
-                for f, day in zip(page.packages, days, strict=True)
-            ]
-        try:
-            return list(_of_json(response.json(), response.url))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
-
-
-def _of_json(page: Mapping[str, Any], address: str) -> Iterator[_File]:
-    if not page["meta"]["api-version"].startswith("1."):
-        raise ValueError("its version is unknown")
-    for file in page["files"]:
-        day, python = file.get("upload-time") or "", file.get("requires-python") or ""
-        yanked = file.get("yanked", False) is not False
-        place = file["url"]
-        place = place if "://" in place else urljoin(address, place)
-        yield _File(file["filename"], place, day[:10], python, yanked)
-
-
-def _version_in(file: str, package: str) -> str:
-    """The version in the name of a wheel or of a source distribution; empty for another file."""
-    if file.endswith(".whl"):
-        return file.split("-")[1] if "-" in file else ""
-    stem = re.sub(r"\.(tar\.(gz|bz2|xz|Z)|tgz|zip)$", "", file)
-    name, end = stem[: len(package)], stem[len(package) :]
-    is_named = end.startswith("-") and canonicalize_name(name) == package
-    return "" if stem == file else end[1:] if is_named else stem.rpartition("-")[2]
-
-
-def _in_time(package: str, read: Callable[[], list[_File]]) -> list[_File]:
-    """What ``read`` returns or raises. After LIMIT its thread is left alone, and ends with the
-    process."""
-    answers: Queue[list[_File] | Exception] = Queue()
-
-    def ask() -> None:
-        try:
-            answers.put(read())
-        except Exception as error:  # raised again in the thread that waits
-            answers.put(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=LIMIT)
-    except Empty:
-        raise NoNetwork(
-            f"the index did not send its list of {package} within {LIMIT:.0f} s"
-        ) from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _release(package: str, version: Version, files: Sequence[_File]) -> Release:
+def _release(package: str, version: Version, files: Sequence[File]) -> Release:
     """A release is as old as its first file, and yanked if every file is."""
     days = [file.day for file in files if file.day]
     pythons = [file.python for file in files if file.python]
@@ -437,118 +324,12 @@ def _release(package: str, version: Version, files: Sequence[_File]) -> Release:
     )
 
 
-@cache
-def _needs(wheel: str) -> tuple[Requirement, ...] | None:
-    """What the wheel at an address needs; None if that cannot be read without all of the wheel."""
-    from requests.exceptions import RequestException
-
-    try:
-        response = _client(None).s.get(f"{wheel}.metadata", timeout=PATIENCE)
-        text = response.text if response.ok else _metadata_inside(wheel)
-        lines = HeaderParser().parsestr(text).get_all("Requires-Dist", [])
-    except (RequestException, OSError, ValueError, BadZipFile):
-        return None
-    requirements = tuple(filter(None, map(_requirement, lines)))
-    for requirement in requirements:
-        requirement.name = canonicalize_name(requirement.name)
-    return requirements
-
-
-def _requirement(line: str) -> Requirement | None:
-    """A requirement of a release; None for one that no installer understands. Those of old releases
-    were not checked: ``>=1.7.*`` counts as ``>=1.7``."""
-    for text in (line, re.sub(r"([<>]=?\s*[\w.]+?)\.\*", r"\1", line)):
-        with suppress(InvalidRequirement):
-            return Requirement(text)
-    return None
-
-
-def _metadata_inside(wheel: str) -> str:
-    """The metadata in a wheel, of which only the parts with them are read: an index may not have
-    them beside it."""
-    with BufferedReader(_RemoteFile(wheel), PART) as file, ZipFile(file) as archive:
-        pattern = re.compile(r"[^/]+\.dist-info/METADATA")  # and not of a copy inside
-        names = filter(pattern.fullmatch, archive.namelist())
-        return archive.read(next(names, "")).decode(errors="replace")
-
-
-class _RemoteFile(RawIOBase):
-    """A file at an address, of which parts are read; its end, where a wheel has its metadata, at
-    once. Raises OSError if the server has only all of it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        response = self._part(f"-{PART}")
-        self.size = self.position = int(response.headers["Content-Range"].rpartition("/")[2])
-        self.end = response.content
-
-    def _part(self, span: str) -> Response:
-        headers = {"Range": f"bytes={span}", "Accept-Encoding": "identity"}
-        response = _client(None).s.get(self.address, headers=headers, timeout=PATIENCE, stream=True)
-        if response.status_code != PARTIAL:
-            response.close()
-            raise OSError(f"the response is {response.status_code}")
-        return response
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        start = {SEEK_SET: 0, SEEK_CUR: self.position, SEEK_END: self.size}[whence]
-        self.position = max(0, start + offset)
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: Any) -> int:
-        first, last = self.position, min(self.position + len(buffer), self.size)
-        if first == last:
-            return 0
-        before = self.size - len(self.end)
-        is_at_end = first >= before
-        content = (
-            self.end[first - before :] if is_at_end else self._part(f"{first}-{last - 1}").content
-        )
-        count = min(len(content), len(buffer))
-        buffer[:count] = content[:count]
-        self.position += count
-        return count
-
-
 def _version(text: str | None) -> Version | None:
     """A version; None if an old file's name contains no valid one."""
     try:
         return Version(text or "")
     except InvalidVersion:
         return None
-
-
-@cache
-def _client(address: str | None) -> PyPISimple:
-    """A session with an index; without an address, with the public one."""
-    from pypi_simple import PyPISimple
-    from requests.adapters import HTTPAdapter
-    from urllib3.util import Retry
-
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs each retry with the host
-    client = PyPISimple(address) if address else PyPISimple()
-    for scheme in ("https://", "http://"):
-        adapter = HTTPAdapter(pool_maxsize=AT_ONCE, max_retries=Retry(TRIES, read=1))
-        client.s.mount(scheme, adapter)
-    if authority := _authority():
-        client.s.verify = authority
-    return client
-
-
-def _authority() -> str | None:
-    """The certificate file of uv or pip; None if requests' own variables are set."""
-    if os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE"):
-        return None
-    return os.environ.get("SSL_CERT_FILE") or os.environ.get("PIP_CERT")
 
 
 def configured() -> str | None:
@@ -629,39 +410,3 @@ def _machines() -> list[Path]:
 
 
 _usual = cache(configured)
-
-
-@contextmanager
-def _one_line_errors(package: str) -> Iterator[None]:
-    """Raise a one-line error if the index cannot be read. It leaves out the address, which may
-    contain a password."""
-    from pypi_simple import NoSuchProjectError, UnsupportedRepoVersionError
-    from requests import exceptions
-
-    try:
-        yield
-    except NoSuchProjectError:
-        raise NoPackage(f"the index has no package {package}") from None
-    except exceptions.SSLError:
-        raise Fault(
-            "the index's certificate was refused: if a proxy signs for it, name the file of the "
-            "proxy's authority in SSL_CERT_FILE"
-        ) from None
-    except exceptions.HTTPError as error:
-        raise Fault(f"the index responds {_status(error)} to a request for {package}") from None
-    except (exceptions.InvalidSchema, exceptions.InvalidURL, exceptions.MissingSchema):
-        raise Fault(
-            "the address of the index in the configuration of pip or uv is not an HTTP address"
-        ) from None
-    except (UnsupportedRepoVersionError, ValueError) as error:
-        raise Fault(
-            f"the index's response for {package} cannot be read ({type(error).__name__})"
-        ) from None
-    except (exceptions.RequestException, OSError) as error:
-        raise NoNetwork(
-            f"the package index does not respond ({type(error).__name__}): is there a network?"
-        ) from None
-
-
-def _status(error: Any) -> str:
-    return str(error.response.status_code) if error.response is not None else "with an error"

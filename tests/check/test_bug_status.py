@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from harness.bugs import catalog
-from harness.bugs.api.settings import Setting
 from harness.bugs.api.spec import HARMS
 from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.environment import Environment, of_files
 from harness.check.installed import DEPENDENCY, NewestOf, OneOf, described, merged
 from harness.check.synonyms import PUBLISHED
+from harness.python.results import Setting
 from tests.check import stacks
 
 pytestmark = pytest.mark.usefixtures("offline")

@@ -17,10 +17,10 @@ import yaml
 
 from harness.__main__ import main
 from harness.bugs import catalog
-from harness.check.annotations import github_annotations
 from harness.check.bug_status import BugStatus, Checked, recorded
-from harness.check.check_report import Report, summary
+from harness.check.check_report import Report
 from harness.check.environment import Environment
+from harness.check.github import github_annotations
 from harness.check.installed import OneOf
 from harness.cli import check as check_command
 from harness.system.files import ROOT
@@ -151,8 +151,8 @@ def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
 def test_the_summary_counts_every_answer() -> None:
     checked = [Checked("a", answer, "", {}) for answer in (BugStatus.AFFECTED, *BugStatus)]
     numbers = "7 bugs: 2 affect you, 1 depends on settings, 1 unknown, 1 not in your releases, "
-    assert summary(checked, {}).startswith(numbers)
-    assert summary([], None) == "0 bugs: none"
+    assert Report(environment({}), checked, settings={}).summary().startswith(numbers)
+    assert Report(environment({}), []).summary() == "0 bugs: none"
 
 
 ANSWER = r"(\d+) bugs? affects? you. (\d+) more depends? on settings .*?. (\d+) (?:is|are) unknown."

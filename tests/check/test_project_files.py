@@ -49,7 +49,7 @@ def test_setuptools_files_are_read(tmp_path: Path) -> None:
         ("pyproject.toml", "[project", "is not valid TOML"),
         ("pyproject.toml", "[tool.ruff]", "names no dependencies"),
         ("pyproject.toml", "[dependency-groups]\na = [{include-group='a'}]", "includes itself"),
-        ("setup.cfg", "install_requires", "cannot be read"),
+        ("setup.cfg", "install_requires", "is not valid INI: File contains no section headers"),
         ("environment.yml", "a: [", "is not valid YAML"),
         ("environment.yml", "dependencies:", "names no dependencies"),
         ("environment.yml", "a: 1", "it has no list 'dependencies'; 'conda list --json' names"),

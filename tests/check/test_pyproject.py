@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, project_files
+from harness.check import environment, project_folders
+from harness.check.formats import ProjectFile
 from harness.check.installed import LEFT_OUT, Unknown
-from harness.check.project_files import Declared, ProjectFile
 from harness.system.errors import UserError
 
 PYPROJECT = """
@@ -42,17 +42,17 @@ tester = "*"
 """
 
 
-def declared(folder: Path, name: str, text: str, chosen: str = "") -> Declared:
-    """What a file declares."""
+def project_file(folder: Path, name: str, text: str, chosen: str = "") -> ProjectFile:
     (folder / name).write_text(text)
-    file, _ = project_files.opened(f"{folder / name}{chosen}")
+    file, _ = project_folders.opened(f"{folder / name}{chosen}")
     assert isinstance(file, ProjectFile)
-    return file.declared(file.chosen)
+    return file
 
 
 def lines(folder: Path, name: str, text: str, chosen: str = "") -> list[str]:
     """The requirements that a file declares."""
-    return [line for _, line in declared(folder, name, text, chosen).lines]
+    file = project_file(folder, name, text, chosen)
+    return [line for _, line in file.lines(file.chosen)]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_constraint_of_poetry_becomes_a_specifier(
 ) -> None:
     text = f"[tool.poetry.dependencies]\nup = '{constraint}'"
     assert lines(tmp_path, "pyproject.toml", text) == [expected]
-    notes = declared(tmp_path, "pyproject.toml", text).notes
+    notes = project_file(tmp_path, "pyproject.toml", text).content.notes
     message = f"which of the alternatives '{constraint}' is left open"
     assert any(message in note for note in notes) == ("||" in constraint)
 
@@ -282,7 +282,7 @@ def test_groups_of_other_tools_are_left_out_by_name_and_read_by_name(
 ) -> None:
     text = f"[project]\ndependencies = ['up']\n{text}\n"
     assert lines(tmp_path, "pyproject.toml", text) == ["up"]
-    assert declared(tmp_path, "pyproject.toml", text).choices == [name]
+    assert project_file(tmp_path, "pyproject.toml", text).choices(()) == [name]
     assert lines(tmp_path, "pyproject.toml", text, f"[{name}]") == ["up", "tester"]
 
 
@@ -342,8 +342,8 @@ def test_a_pipfile_has_groups(tmp_path: Path) -> None:
         "second[fast]>=2 ; sys_platform == 'linux'",
     ]
     assert lines(tmp_path, "Pipfile", text, "[gpu]")[-1] == "deepspeed==0.18.2"
-    pipfile = declared(tmp_path, "Pipfile", text)
-    assert (pipfile.choices, pipfile.python) == (["dev", "gpu"], "==3.11.*")
+    pipfile = project_file(tmp_path, "Pipfile", text)
+    assert (pipfile.choices(()), pipfile.content.python) == (["dev", "gpu"], "==3.11.*")
 
 
 @pytest.mark.usefixtures("offline")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, lock_files, project_files, requirements, synonyms
+from harness.check import environment, project_folders, requirements, synonyms
+from harness.check.formats import Lock
 from harness.check.installed import Exact, NewestOf
 from harness.check.source import read_file
 from harness.system.errors import UserError
@@ -379,10 +380,8 @@ def test_a_long_file_is_read_in_linear_time(tmp_path: Path, name: str) -> None:
         path.write_text(LONG[name](size))
         started = time.process_time()
         with suppress(UserError):
-            file, _ = project_files.opened(str(path))
-            lock_files.entries(file) if isinstance(file, lock_files.Lock) else requirements.read(
-                [file]
-            )
+            file, _ = project_folders.opened(str(path))
+            file.entries() if isinstance(file, Lock) else requirements.read([file])
         return time.process_time() - started
 
     short = min(seconds(500) for _ in range(3))

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.bugs.api.settings import Setting, trigger
+from harness.bugs.api.settings import trigger
 from harness.check import settings_files
+from harness.python.results import Setting
 from harness.system.errors import UserError
 
 

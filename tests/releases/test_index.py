@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.releases import index
+from harness.releases import index, index_pages, wheel_metadata
 from harness.releases.index import Release
 from harness.system.errors import Fault
 from tests.index import Handler, file, no_network, page, served
@@ -170,9 +170,9 @@ def test_an_index_that_sends_a_byte_now_and_then_has_no_answer(
     served: type[Handler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.pages["deepspeed"] = page(file("deepspeed-1.tar.gz", DAY))
-    monkeypatch.setattr(index, "LIMIT", 0.2)
+    monkeypatch.setattr(index_pages, "LIMIT", 0.2)
     monkeypatch.setattr(served, "dripping", 0.1)
-    assert isinstance(answer := read(), index.NoNetwork)
+    assert isinstance(answer := read(), index_pages.NoNetwork)
     assert str(answer).startswith("the index did not send its list of deepspeed within")
 
 
@@ -196,7 +196,7 @@ def test_what_a_release_needs_is_in_the_metadata_of_its_wheel(
     if not is_beside:
         assert index.needs(release, 11) is None, "the server sends no part of a file"
         index.forget()
-        monkeypatch.setattr(index, "_RemoteFile", lambda _: io.BytesIO(content.getvalue()))
+        monkeypatch.setattr(wheel_metadata, "_RemoteFile", lambda _: io.BytesIO(content.getvalue()))
     needs = index.needs(release, 11)
     assert needs is not None
     assert [str(need) for need in needs] == ["old-one>=1.7", "down<2"], "the first is invalid"
@@ -216,10 +216,10 @@ def test_the_authority_is_requests_own_then_uvs_then_pips(monkeypatch: pytest.Mo
     for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT"):
         monkeypatch.delenv(variable, raising=False)
     steps = [("PIP_CERT", "pip"), ("SSL_CERT_FILE", "uv"), ("REQUESTS_CA_BUNDLE", None)]
-    assert index._authority() is None
+    assert index_pages._authority() is None
     for variable, expected in steps:
         monkeypatch.setenv(variable, str(expected))
-        assert index._authority() == expected
+        assert index_pages._authority() == expected
 
 
 def test_packages_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_a_missing_network_is_not_tried_for_each_package(monkeypatch: pytest.Mon
 
     def gone(_: Any, package: str) -> Any:
         tried.append(package)
-        raise index.NoNetwork("no network")
+        raise index_pages.NoNetwork("no network")
 
     monkeypatch.setattr(index, "_releases", gone)
     answers = dict(index.releases_of(["deepspeed", "transformers", "datasets"]))

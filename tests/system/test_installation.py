@@ -11,7 +11,7 @@ import pytest
 from harness import cli
 from harness.__main__ import main
 from harness.bugs import pins
-from harness.releases import index, overlay
+from harness.releases import index, index_pages, overlay
 from harness.system import installation, machine
 from harness.system.errors import Fault
 from harness.system.text import SCRIPT
@@ -65,7 +65,7 @@ def test_without_torch_a_mistake_is_still_reported_first(
 
 
 def no_index(*_: object) -> NoReturn:
-    raise index.NoNetwork("the index does not answer")
+    raise index_pages.NoNetwork("the index does not answer")
 
 
 def test_without_torch_check_keeps_what_was_recorded(

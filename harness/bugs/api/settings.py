@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from harness.python.results import Setting
 from harness.system.conditions import Condition, holds, word_of
 from harness.system.conditions import in_words as phrase
 from harness.system.text import listed
@@ -46,15 +46,6 @@ def in_words(conditions: Mapping[str, Condition]) -> dict[str, str]:
         name: condition if name == CODE else phrase(condition)
         for name, condition in conditions.items()
     }
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The value of a setting; None if it is not decided."""
-
-    value: Any
-    note: str = ""
-    """Where the value comes from if no file names it, or why it is not decided."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from typing import Any
 
 from harness.bugs.api.fields import F
 from harness.bugs.api.knobs import Knob, params_class
-from harness.bugs.api.settings import RANKS, Setting, trigger
+from harness.bugs.api.settings import RANKS, trigger
+from harness.python.results import Setting
 from harness.system.conditions import Condition
 from harness.system.errors import Inconclusive
 from harness.system.text import StrEnum
