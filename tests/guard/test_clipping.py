@@ -141,7 +141,7 @@ def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
     training.arm(others, Modules, lambda handler: handler)
     training.begin_backward("")
     model(torch.ones(1, 3)).sum().backward()
-    training.end_backward()
+    training.checked.samples.end_backward()
     clip(training, list(model.parameters()))
     training.before_step()
     optimizer.step()
@@ -202,12 +202,11 @@ def test_clipping_after_the_step_is_told_once(order: str, limit: float, alarms: 
 def test_clipping_is_late_if_no_backward_ran_since_the_step() -> None:
     weight = nn.Parameter(torch.ones(2))
     training = Training(torch.optim.SGD([weight], 0.1), 0)
-    training.model._ids = frozenset({id(weight)})
     for step in range(1, 5):
-        training.note_clip({id(weight)}, 1.0, backwards=step)  # in time
+        training.note_clip(1.0, backwards=step)  # in time
         training.after_step(backwards=step)
     assert not training.alarms
     for step in range(5, 9):
         training.after_step(backwards=step)
-        training.note_clip({id(weight)}, 1.0, backwards=step)
+        training.note_clip(1.0, backwards=step)
     assert [alarm.kind for alarm in training.alarms] == ["late"]

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from harness.rank.guard.checks.finite import has_lost_loss
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import Alarm, Post
 from harness.rank.guard.sampling.module_outputs import ModuleOutputs
 from harness.rank.guard.sampling.samples import largest
 from harness.rank.training.parameters import Modules

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from harness.rank.guard import facts
-from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.live_objects import MISSING, attribute
-from harness.rank.guard.posting.posts import ParameterFacts
+from harness.rank.guard.posting.posts import Alarm, ParameterFacts
 from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known

@@ -31,8 +31,12 @@ class Stepping:
     def __post_init__(self) -> None:
         self.turn.next_step, self.turn.check = None, 1
 
-    def cost(self, thread: float) -> Cost:
-        return Cost(self.turn.check, 0.01, thread, 0.01, 1.0, 100.0)
+    @property
+    def costs(self) -> Stepping:
+        return self
+
+    def total(self, checks: int, thread: float) -> Cost:
+        return Cost(checks, 0.01, thread, 0.01, 1.0, 100.0)
 
 
 class Pair:
@@ -95,7 +99,7 @@ def test_checks_that_every_asks_for_and_that_come_too_soon_are_counted(
 def test_optimizers_of_a_process_share_the_budget(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, optimizers: int, steps: int
 ) -> None:
-    monkeypatch.setattr(Stepping, "cost", lambda *_: Cost(9, 0.0, 0.0, 0.1, 1.0, 1e3))
+    monkeypatch.setattr(Stepping, "total", lambda *_: Cost(9, 0.0, 0.0, 0.1, 1.0, 1e3))
     pair.boxes[0]._every = 0
     for rank in (1, 0):
         post = made_posts()[rank]

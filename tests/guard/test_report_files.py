@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.posting.budget import FIRST_CHECKS
+from harness.rank.guard.posting.posts import Alarm
+from harness.rank.guard.reporting.account import Clock
 from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, Report
 from harness.rank.guard.reporting.report_files import ReportFiles
-from harness.rank.guard.reporting.summary import Clock
 from harness.rank.guard.settings import Settings
 from harness.training.guard import report as reports
 from tests.guard.conftest import Trainer
@@ -120,7 +120,7 @@ def test_summary_is_due_at_first_with_new_faults_and_once_in_a_period(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = 100.0
-    monkeypatch.setattr("harness.rank.guard.reporting.summary.time.monotonic", lambda: seconds)
+    monkeypatch.setattr("harness.rank.guard.reporting.account.time.monotonic", lambda: seconds)
     clock = Clock()
     assert all(clock.is_due(check, 0) for check in range(1, FIRST_CHECKS + 1))
     assert not clock.is_due(7, 0)

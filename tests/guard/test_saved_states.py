@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import LAST, Post
+from harness.rank.guard.posting.posts import LAST, Alarm, Post
 from harness.rank.guard.reporting.saved_states import NAME, SavedStates
 from harness.rank.guard.states.training_states import (
     FILLED,
@@ -274,7 +274,7 @@ def test_files_have_the_weights_that_are_trained_or_also_others(
     entries = [one for one in watched(optimizer, Modules(), set()) if id(one.parameter) in ids]
     for content in files({name: value.detach() for name, value in model.named_parameters()}):
         states.note_weights(1, optimizer, entries, [content, optimizer.state_dict()])
-    states.save(1, optimizer, entries, "", [])
+    states.save(1, optimizer, entries, "", [], [])
     post, judged = Post(0, 0, LAST), Memory()
     states.describe(post)
     assert judge([unpacked(packed(post))], judged) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -13,9 +14,9 @@ from .checks import together
 from .checks.accumulation import LOSS_NEAR, loss_count
 from .checks.checkpoints import checkpoints
 from .checks.replicas import copies, replicas
-from .checks.views import Alarm, Memory, View
+from .checks.views import Memory, View
 from .posting.packing import ParameterTable
-from .posting.posts import LAST, Post
+from .posting.posts import LAST, Alarm, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then, as
@@ -59,11 +60,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
             "whether it is meant that gradients are cleared before a step uses them, perhaps as "
             "they lead to other weights (SAM, MAML): then gradients are not compared"
         )
-    alarms = [
-        Alarm(local.check, local.kind, local.text, [post.rank], local.size)
-        for post in posts
-        for local in post.alarms
-    ]
+    alarms = [replace(alarm, ranks=[post.rank]) for post in posts for alarm in post.alarms]
     for name, judge_of_step in JUDGES.items():
         is_of_all = name in ("gradients", "accumulation")  # also of those that were cleared
         if not (is_of_all and was_dropped and memory.gradients.dropped < PATIENCE):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..posting.posts import Alarm
 from ..sentences import number_of
 from . import together
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 LOSS_NEAR = 1e-2
 """How far a loss's weight may be from 1: bf16 rounds it by up to 0.4 %. A Trainer that counts the

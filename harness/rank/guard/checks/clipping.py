@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from .views import Alarm, Memory, View
+from ..posting.posts import Alarm
+from .views import Memory, View
 
 NEAR = 2e-2
 """How far (as a fraction) a norm may be from the right one: bf16 rounds it by up to 0.4 %.

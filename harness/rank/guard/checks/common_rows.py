@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..posting.posts import Post
+from ..posting.posts import Alarm, Post
 from . import together
 from .samples import splitting_groups
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 ALIKE = 4
 """So many checks in a row make a fault: equal rows of a few steps may be on purpose. llm.c's

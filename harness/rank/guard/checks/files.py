@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..posting.posts import Alarm
 from ..states.training_states import COPY, SAVED, WEIGHT
 from ..states.written_weights import FILE, FIRST, LIVE, VALUES
-from .views import Alarm, Memory, named
+from .views import Memory, named
 
 
 def files(state: Any, memory: Memory) -> Iterator[Alarm]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..posting.posts import Post
+from ..posting.posts import Alarm, Post
 from ..sampling.module_outputs import MODEL
-from .views import Alarm, Memory, View, named
+from .views import Memory, View, named
 
 
 def has_lost_loss(post: Post) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..posting.posts import Alarm
 from . import together
-from .views import Alarm, Memory, View, groups_of, named
+from .views import Memory, View, groups_of, named
 
 
 def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:

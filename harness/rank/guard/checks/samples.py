@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from ..posting.posts import EpochSample, Pass, sampled_rows
+from ..posting.posts import Alarm, EpochSample, Pass, sampled_rows
 from . import together
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 SURE = math.log(1e3)
 """The surprisal, in nats, that shows a sampler which gives no row twice: one that draws from all

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..posting.posts import Alarm
 from .stacked_updates import Updates, alike, stacked
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """The rounding of a weight, as a fraction."""

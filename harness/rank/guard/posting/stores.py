@@ -55,13 +55,12 @@ class Store:
             some = names[at : at + AT_ONCE]
             firsts = self._store.multi_get(some) if self._gets_many else map(self.get, some)
             for name, value in zip(some, firsts):
-                values.append(value[4:] + self._rest(name, int.from_bytes(value[:4], "big")))
+                count = min(int.from_bytes(value[:4], "big"), MOST_PARTS)
+                others = [_part(name, number) for number in range(1, count)]
+                if others and not self.check(others):
+                    others = []  # it is damaged: no call may wait for a key
+                values.append(b"".join([value[4:], *map(self.get, others)]))
         return values
-
-    def _rest(self, name: str, parts: int) -> bytes:
-        """The other parts of a value; nothing if it is damaged: no call may wait for a key."""
-        names = [_part(name, number) for number in range(1, min(parts, MOST_PARTS))]
-        return b"".join(map(self.get, names)) if names and self.check(names) else b""
 
     def remove(self, name: str, parts: int) -> None:
         """Delete a value that ``put`` has set."""

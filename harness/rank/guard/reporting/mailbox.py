@@ -182,7 +182,7 @@ class Mailbox:
         post.tensors = copies
         if has_lost_loss(post):
             training.forward.searches = True
-        post.run.cost = training.cost(self.seconds)
+        post.run.cost = training.costs.total(training.turn.check, self.seconds)
         key = post.optimizer, post.check
         if self.rank == 0:
             post.run.form = form_of(post)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..checks.views import Alarm
+from ..posting.posts import Alarm
 from ..sentences import alarm_in_words, say
 from ..settings import Settings, report_in, signal_named
 from .report_files import ReportFiles

@@ -92,8 +92,11 @@ class ModuleOutputs:
         if self.opaque or len(self.calls) >= MOST_CALLS:
             return
         try:
-            values = [arguments, keywords], output, list(module._parameters.values())
-            sizes = [_size(one) for one in values]
+            sizes = []
+            for value in ([arguments, keywords], output, list(module._parameters.values())):
+                largest_values = largest([local(one).detach() for one in _tensors(value, DEPTH)])
+                # nan is larger than all
+                sizes.append(largest_values.max() if len(largest_values) else torch.zeros(()))
         except Exception as error:  # a tensor of a package, or of a transformed function
             self.opaque = f"their values cannot be read: {type(error).__name__}"
             return
@@ -142,11 +145,6 @@ class RootInputs:
             return None
         device = self._sums[0].device
         return torch.stack([one.to(device) for one in self._sums]).sum().reshape(1)
-
-
-def _size(values: Any) -> Tensor:
-    sizes = largest([local(one).detach() for one in _tensors(values, DEPTH)])
-    return sizes.max() if len(sizes) else torch.zeros(())  # nan is larger than all
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Tensor]:

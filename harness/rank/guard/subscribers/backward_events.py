@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -85,7 +85,12 @@ class BackwardEvents:
         parameter_ids = {
             id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]
         }
-        modules = cache(partial(_modules, goes_on))
+
+        @cache
+        def modules() -> Modules:
+            events.instrument.refresh()  # a package may have wrapped the optimizer by now
+            return Modules(goes_on)
+
         inner = {id(inner_optimizer(one)) for one in optimizers if one}
         for training in due:
             training.role.is_inner = id(training.optimizer()) in inner
@@ -98,9 +103,4 @@ class BackwardEvents:
     def _end(self) -> None:
         for training in self._trainings:
             if training.armed:
-                training.end_backward()
-
-
-def _modules(goes_on: bool) -> Modules:
-    events.instrument.refresh()  # a package may have wrapped the optimizer since it was made
-    return Modules(goes_on)
+                training.checked.samples.end_backward()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ... import events
 from ...events import Clip, EngineClip, Unscale, WrapperUnscale, ZeroGrad
 from ..fence import Fence
 from ..sampling.losses import Losses
+from ..trainings.training import Training
 from ..trainings.trainings import Trainings
 
 
@@ -27,23 +30,25 @@ class GradientEvents:
         on(WrapperUnscale, before=guarded(self._unscale_group), when=is_armed)
         on(ZeroGrad, before=guarded(self._clear), when=is_armed)
 
-    def _clip(self, event: Clip) -> None:
+    def _holders(self, event: Clip) -> Iterator[tuple[Training, set[int]]]:
+        """The trainings that have parameters of a clipping, and the ids of all of these."""
         ids = {id(parameter) for parameter in event.parameters}
-        for training in self._trainings:
-            if training.armed and training.model.holds(ids):
+        return ((one, ids) for one in self._trainings if one.model.holds(ids))
+
+    def _clip(self, event: Clip) -> None:
+        for training, ids in self._holders(event):
+            if training.armed:
                 training.take_used()
                 training.checked.begin_clip(ids, event.norm_type)
 
     def _clipped(self, event: Clip) -> None:
-        ids = {id(parameter) for parameter in event.parameters}
-        for training in self._trainings:
-            if training.armed and training.model.holds(ids):
+        for training, _ in self._holders(event):
+            if training.armed:
                 training.checked.clips.end(event.value, event.max_norm)
 
     def _note_clip(self, event: Clip) -> None:
-        ids = {id(parameter) for parameter in event.parameters}
-        for training in self._trainings:
-            training.note_clip(ids, event.max_norm, self._trainings.backwards)
+        for training, _ in self._holders(event):
+            training.note_clip(event.max_norm, self._trainings.backwards)
 
     def _unscale(self, event: Unscale) -> None:
         training = self._trainings.of(event.values[0])
@@ -53,7 +58,7 @@ class GradientEvents:
 
     def _unscale_group(self, event: WrapperUnscale) -> None:
         training = self._trainings.of(event.owner.optimizer)
-        if training is not None and training.inner_steps is not None:
+        if training is not None and training.role.inner_steps is not None:
             training.take_used()
 
     def _clear(self, event: ZeroGrad) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...events import MergedAdapter, instrument
 from ..fence import Fence
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 from ..reporting.account import Account
 from ..trainings.training import Training
 
@@ -69,7 +69,7 @@ class Merge:
         if self._inputs is not None:
             self._before, self._base = self._outputs(self._layer), self._outputs(base)
 
-    def end(self) -> LocalAlarm | None:
+    def end(self) -> Alarm | None:
         """Ask it again; returns an alarm if it computes something else."""
         if self._before is None or self._base is None:
             return None
@@ -83,7 +83,7 @@ class Merge:
             f"an adapter was merged into a {type(self._layer).__name__}, which computes something "
             f"else since: off by {error / effect if effect else 1.0:.0%} of the adapter's effect"
         )
-        return LocalAlarm("checkpoints", "merge", text, error)
+        return Alarm("checkpoints", "merge", text, size=error)
 
     def _outputs(self, layer: Any) -> Any:
         modes = [(module, module.training) for module in layer.modules()]

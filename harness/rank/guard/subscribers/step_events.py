@@ -11,7 +11,6 @@ import torch
 
 from ... import events
 from ...events import Gradients, ScalerStep, Step, WrapperStep
-from ..checks.views import Alarm
 from ..data.rows import Rows
 from ..facts import facts_of, masks_asked_for, planned_micro_batches
 from ..fence import Fence
@@ -60,11 +59,14 @@ class StepEvents:
             return
         if event.in_closure and training.checked.is_sampled:
             self._losses.spoil()  # the closure was called before: which of its losses count?
-        for candidate in self._trainings if not training.steps and not training.resume else ():
-            alarm = candidate.resume.left_by(event.owner) if candidate.resume else None
+        for candidate in (
+            self._trainings if not (training.steps or training.states.next_resume) else ()
+        ):
+            resume = candidate.states.next_resume
+            alarm = resume.left_by(event.owner) if resume else None
             if alarm is not None:
                 training.alarms.append(alarm)
-                candidate.resume = None
+                candidate.states.next_resume = None
         training.before_step()
 
     def _after(self, event: Step) -> None:
@@ -74,12 +76,12 @@ class StepEvents:
         if not training.steps and makes_state():
             return
         self._trainings.give_number(training)
-        if not training.steps and not training.inner_steps:
+        if not training.steps and not training.role.inner_steps:
             report_in("training")
             if not any(one.steps for one in self._trainings) and not rank():
                 self._account.report.files.begin()
-        if training.inner_steps is not None:
-            training.inner_steps += 1
+        if training.role.inner_steps is not None:
+            training.role.inner_steps += 1
             return
         # A fused optimizer is called for a step that it skips. Only a checked step may ask whether
         # it does, as that waits for the device.
@@ -91,13 +93,13 @@ class StepEvents:
 
     def _wrapper_step(self, event: WrapperStep, call: Callable[[], Any]) -> Any:
         training = self._trainings.of(getattr(event.owner, "optimizer", None))
-        if training is None or training.inner_steps is not None:  # one wrapper calls another
+        if training is None or training.role.inner_steps is not None:  # one wrapper calls another
             return call()
         self._fence.call(training.begin_wrapper_step)
         try:
             value = call()
         except BaseException:
-            training.inner_steps = None
+            training.role.inner_steps = None
             raise
         self._fence.call(self._end_wrapper_step, training, event.owner)
         return value
@@ -138,18 +140,18 @@ class StepEvents:
         alarm = training.skips.lost(is_lost, row, training.steps)
         if alarm is not None:
             report_in("training")
-            alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
-            self._account.tell_now(training, alarms)
+            self._account.tell_now(training, alarm)
 
     def _begin(self, training: Training) -> None:
         self._losses.begin()
         self._rows.begin()
-        training.begin_step(self._reads_inputs)
+        modules = training.model.modules if training.due else None
+        training.forward.begin_step(modules, self._reads_inputs)
 
     def _end(self, training: Training) -> None:
         """Note that a step has ended: all ranks have its weights."""
         self._schedules.step(training.optimizer(), world())
-        if training.may_be_alone and world() > 1:
+        if training.checked.is_unreduced and world() > 1:
             groups = training.optimizer().param_groups
             self._collectives.watch(p for group in groups for p in group["params"])
         for neighbour in self._trainings:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...training.parameters import Modules
-from ..posting.budget import FIRST_CHECKS, CheckCosts, Cost
-from ..posting.posts import LAST, LocalAlarm, Pass, Post
+from ..posting.budget import FIRST_CHECKS, CheckCosts
+from ..posting.posts import LAST, Alarm, Pass, Post
 from ..sampling.backwards import BackwardCounts
 from ..sampling.clips import ClipOrder
 from ..sampling.module_outputs import ForwardHooks
@@ -42,6 +42,9 @@ class Role:
     """Whether another optimizer has the same parameters."""
     is_wrapped: bool = False
     """Whether a wrapper makes its steps: then it may hold copies of the weights."""
+    inner_steps: int | None = None
+    """The steps that a wrapper made the optimizer take in the step that runs now: one for each
+    group, none if it skips it; None outside of a wrapper's step."""
 
 
 class Training:
@@ -54,10 +57,7 @@ class Training:
         self.role, self.turn, self.model = Role(), Turn(), TrainedModel()
         self.checked = CheckedStep(self.model, 0)
         """The step that is checked now, or was last."""
-        self.inner_steps: int | None = None
-        """The steps that a wrapper made the optimizer take in the step that runs now: one for each
-        group, none if it skips it; None outside of a wrapper's step."""
-        self.alarms: list[LocalAlarm] = []
+        self.alarms: list[Alarm] = []
         self.skips, self._clip_order = Skips(), ClipOrder()
         self.counts, self.costs = BackwardCounts(backwards), CheckCosts()
         self.forward, self.states = ForwardHooks(), States()
@@ -132,10 +132,6 @@ class Training:
         self.checked.begin_backward(place)
         return has_cleared
 
-    def end_backward(self) -> None:
-        """Note which gradients there are after a backward, and how often they were written."""
-        self.checked.samples.end_backward()
-
     def cleared(self, is_only_one: bool, backwards: int) -> bool:
         """Note that gradients are cleared before a step used them: another optimizer's turn, a loop
         that skips a step or computes gradients for another end, or a fault. ``backwards`` ran in
@@ -163,38 +159,34 @@ class Training:
         A wrapper steps groups of parameters one after the other, each with gradients that it has
         just made: then each call samples those of another group.
         """
-        is_of_wrapper = self.inner_steps is not None
+        is_of_wrapper = self.role.inner_steps is not None
         if self.armed and (is_of_wrapper or not self.checked.is_sampled):
             self.checked.samples.take_used(self.optimizer(), is_of_wrapper)
 
-    def note_clip(self, ids: set[int], limit: Any, backwards: int) -> None:
+    def note_clip(self, limit: Any, backwards: int) -> None:
         """Note that gradients are clipped to a norm, after so many backwards of this process."""
-        if self.steps and not self.role.is_shared and self.model.holds(ids):
+        if self.steps and not self.role.is_shared:
             is_late = self.counts.none_since_step(backwards)
             alarm = self._clip_order.clipped(limit, is_late)
             self.alarms += [alarm] if alarm else []
-
-    def begin_step(self, reads_inputs: bool) -> None:
-        """Look at what modules get and give in the step that begins, if it is to be checked."""
-        self.forward.begin_step(self.model.modules if self.due else None, reads_inputs)
 
     # -- the step --
 
     def begin_wrapper_step(self) -> None:
         """Note that a wrapper begins a step: it makes the optimizer take several, or none."""
-        self.inner_steps, self.role.is_wrapped = 0, True
+        self.role.inner_steps, self.role.is_wrapped = 0, True
         self._compare_resume()
 
     def end_wrapper_step(self) -> int:
         """Note that a wrapper's step has ended; returns how many the optimizer took."""
-        inner, self.inner_steps = self.inner_steps or 0, None
+        inner, self.role.inner_steps = self.role.inner_steps or 0, None
         if inner and self.armed:
             self.checked.note_without()
         return inner
 
     def before_step(self) -> None:
         """Sample what the formula of the optimizer needs."""
-        if self.inner_steps is None:
+        if self.role.inner_steps is None:
             self._compare_resume()
         if self.armed:
             self.take_used()
@@ -202,9 +194,10 @@ class Training:
 
     def _compare_resume(self) -> None:
         """Compare one of the first steps after a load with the loaded state."""
-        if self.resume is not None:
-            self.alarms += self.resume.before_step(self.optimizer())
-            self.resume = None if self.resume.is_over else self.resume
+        resume = self.states.next_resume
+        if resume is not None:
+            self.alarms += resume.before_step(self.optimizer())
+            self.states.next_resume = None if resume.is_over else resume
 
     def after_step(self, backwards: int, batches: int = 0) -> bool:
         """Count a step, before which ``backwards`` backwards ran in all, and for which so many
@@ -219,28 +212,12 @@ class Training:
         notes = self.checked.backwards
         has_skipped = bool(self.armed and notes.dropped and not notes.drops_parts)
         self.counts.end_step(backwards, batches, has_skipped)
-        self.model.was_alone = self.may_be_alone if self.armed else self.model.was_alone
+        self.model.was_alone = self.checked.is_unreduced if self.armed else self.model.was_alone
         return self.armed
-
-    @property
-    def may_be_alone(self) -> bool:
-        """Whether nothing reduces the gradients of this step, as far as wrappers say."""
-        return self.checked.is_unreduced
 
     # -- saves and loads --
 
-    @property
-    def resume(self) -> Resume | None:
-        """The load after which the next step is one of the first; None without one."""
-        return self.states.next_resume
-
-    @resume.setter
-    def resume(self, resume: Resume | None) -> None:
-        self.states.next_resume = resume
-
-    def save(
-        self, path: str, content: Any, begun: Sequence[Pass], orders: Sequence[Sequence[int]] = ()
-    ) -> None:
+    def save(self, path: str, content: Any, begun: Sequence[Pass], orders: list[list[int]]) -> None:
         """Note what is trained: a checkpoint is saved. ``content`` is what this rank writes alone,
         perhaps for others, ``begun`` are the epochs in whose middle it is, and ``orders`` the first
         batches of epochs that are over."""
@@ -277,7 +254,7 @@ class Training:
         # A package may load an optimizer's first state into itself, to move it to a device.
         is_first = not self.steps and self.states.changes_rates(optimizer)
         if any(optimizer.state.values()) or is_first:
-            self.resume, self.states.is_resumed = Resume(optimizer, schedules), True
+            self.states.next_resume, self.states.is_resumed = Resume(optimizer, schedules), True
             self.model.find_again()
 
     # -- the post --
@@ -310,13 +287,3 @@ class Training:
     def _note_end(self) -> None:
         if not self.role.is_inner:
             self.model.note_end()
-
-    # -- the cost --
-
-    def spend(self, seconds: float) -> None:
-        """Note what a handler cost."""
-        self.costs.spend(seconds)
-
-    def cost(self, thread: float) -> Cost:
-        """What checks have cost so far; ``thread`` are the seconds of the other thread."""
-        return self.costs.total(self.turn.check, thread)
