@@ -151,9 +151,14 @@ def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
     return post
 
 
+def begin_clip(training: Training, ids: set[int], norm_type: float) -> None:
+    step = training.checked
+    step.clips.begin(ids, norm_type, training.model.watched, step.numbers)
+
+
 def test_norms_are_those_before_the_clipping() -> None:
     def clip(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.checked.begin_clip(set(map(id, parameters)), 2.0)
+        begin_clip(training, set(map(id, parameters)), 2.0)
         training.checked.clips.end(nn.utils.clip_grad_norm_(parameters, 0.5), 0.5)
 
     post = clipped(clip)
@@ -167,16 +172,16 @@ def test_norms_are_those_before_the_clipping() -> None:
 @pytest.mark.slow
 def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:
     def part(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.checked.begin_clip({id(parameters[0])}, 2.0)
+        begin_clip(training, {id(parameters[0])}, 2.0)
         training.checked.clips.end(1.0, 0.5)
 
     def largest(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.checked.begin_clip(set(map(id, parameters)), math.inf)
+        begin_clip(training, set(map(id, parameters)), math.inf)
         training.checked.clips.end(1.0, 0.5)
 
     def twice(training: Training, parameters: list[nn.Parameter]) -> None:
         for _ in range(2):
-            training.checked.begin_clip(set(map(id, parameters)), 2.0)
+            begin_clip(training, set(map(id, parameters)), 2.0)
             training.checked.clips.end(1.0, 0.5)
 
     for clip in (part, largest, twice):

@@ -287,17 +287,20 @@ def test_post_larger_than_a_value_of_a_tcp_store() -> None:
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
     pair = Pair(server)
     post = made_posts()[1]
+    post.check = post.step = FIRST_CHECKS
     post.tensors["losses"] = torch.arange(float(5 * PART // 4 // 2 * 2))  # 2.5 parts of 8 MiB
     post.tensors["losses"] = torch.cat([post.tensors["losses"]] * 2)
     assert 4 * len(post.tensors["losses"]) > 8 * 2**20
     pair.boxes[1].send(pair.trainings[1], post)
     pair.turn(1)
-    pair.send(0)
+    name = f"{mailbox._name(0, FIRST_CHECKS, 1)}/part 1"
+    pair.send(0, FIRST_CHECKS)
+    assert Store(server).check([name])
     pair.turn(0)
     assert pair.judged == [[0, 1]]
     assert torch.equal(pair.posts[1].tensors["losses"], post.tensors["losses"])
-    pair.boxes[1]._remove(0, 1)
-    assert not server.check([f"{mailbox._name(0, 1, 1)}/part 1"])
+    pair.turn(1)
+    assert not Store(server).check([name])
 
 
 class DeadStore:

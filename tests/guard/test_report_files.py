@@ -22,7 +22,7 @@ from tests.schemas import complaints
 
 def files(folder: Path) -> ReportFiles:
     """The files of a new run."""
-    run = ReportFiles(str(folder), pytest.fail)
+    run = ReportFiles(str(folder))
     run.begin()
     return run
 
@@ -77,15 +77,16 @@ def test_two_runs_at_once_do_not_replace_each_other(tmp_path: Path) -> None:
     assert summary(tmp_path, "summary-1.json")["steps"] == 3
 
 
-def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
-    lines: list[str] = []
-    run = ReportFiles(str(tmp_path / "absent"), lines.append)
+def test_folder_that_cannot_be_written_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ReportFiles(str(tmp_path / "absent"))
     for _ in range(3):
         run.begin()
         run.write({})
         run.append({})
-    (line,) = lines
-    assert line.startswith("the report cannot be written: No such file or directory: ")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("guard: the report cannot be written: No such file or directory: ")
 
 
 def test_line_after_one_that_was_cut_is_whole(tmp_path: Path) -> None:

@@ -107,8 +107,6 @@ class GradientFacts:
     tensor parallelism leaves that to be done later."""
     partial_used: dict[str, int] = field(default_factory=dict)
     """The same for the gradients that the optimizer uses."""
-    unusable: list[int] = field(default_factory=list)
-    """The parameters with gradients that cannot be sampled: sparse ones."""
     used: Sequence[tuple[int, int, int]] = field(default_factory=list)
     """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
     without_gradient: list[str] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,13 @@ from ..checks.common_rows import NAME as COMMON_ROWS
 from ..checks.views import Memory
 from ..data.rows import Rows
 from ..fence import Fence
-from ..judge import judge, left_alarms
+from ..judge import judge
 from ..posting.budget import FIRST_CHECKS, LEAST_SECONDS, LEAST_STEPS, Cost
 from ..posting.posts import LAST, Alarm, Post
 from ..process import restarts, world
 from ..sampling.collectives import Collectives
 from ..sampling.optimizers import MOMENTS
-from ..sentences import few, known_bug, number_of, progress, watched_run
+from ..sentences import few, known_bug, number_of, progress, say, watched_run
 from ..settings import Settings
 from ..states.schedules import Schedules
 from ..trainings.training import UNNUMBERED, Training
@@ -76,7 +76,7 @@ class Account:
         self._collectives = collectives
         self.report = Report(settings)
         self.trackers = Trackers()
-        self._saves = SavedStates(settings.saves or settings.out, self.report.print)
+        self._saves = SavedStates(settings.saves or settings.out)
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every)
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
@@ -94,7 +94,13 @@ class Account:
 
     def end(self) -> None:
         """Judge what is left, and tell the summary: the training is over."""
-        posts = list(self._last_posts()) if self.mailbox.has_begun else []
+        posts = []
+        for training in self.trainings if self.mailbox.has_begun else ():
+            is_numbered = training.number != UNNUMBERED
+            if is_numbered and self.mailbox.world > 1:  # what rank 0 does not know yet
+                self.mailbox.send(training, training.last_post(self.mailbox.rank))
+            elif is_numbered and training.states:
+                posts.append([training.last_post(self.mailbox.rank)])
         unjudged_posts = self.mailbox.close()
         self._silent = self.mailbox.silent_ranks()
         for unjudged in [*unjudged_posts, *posts]:
@@ -115,23 +121,18 @@ class Account:
         self._send(self.report.tell(training.steps, training.number, alarms))
         self._write(has_ended=False)
 
-    def _last_posts(self) -> Iterator[list[Post]]:
-        """Send what rank 0 does not know yet; yields that of a process that trains alone."""
-        rank = self.mailbox.rank
-        for training in (one for one in self.trainings if one.number != UNNUMBERED):
-            if self.mailbox.world > 1:
-                self.mailbox.send(training, training.last_post(rank))
-            elif training.states:
-                yield [training.last_post(rank)]
-
     # -- judging, in the thread of rank 0 --
 
     def _judge(self, posts: list[Post]) -> None:
         memory = self._memories.setdefault(posts[0].optimizer, Memory(saved=self._saves.states))
         if posts[0].check != LAST:
             self.report.note_check(posts[0].step)
-        if posts[0].run.facts:
-            self._tell_facts(posts[0].run.facts)
+        if facts := posts[0].run.facts:
+            self.report.say(watched_run(facts["releases"], facts["settings"]))
+            self.report.bugs, self._facts = facts.pop("known_bugs"), facts
+            for bug in self.report.bugs:
+                if bug["certain"]:  # an alarm names the others, if it has the signature
+                    say(known_bug(bug))
         alarms = judge(posts, memory)
         if memory.has_saved:
             self._saves.write()
@@ -143,14 +144,6 @@ class Account:
             self.report.say_not_seen(self._not_seen() if is_first else memory.not_seen.values())
         if self._clock.is_due(self.report.checks, len(self.report.faults)):
             self._write(has_ended=False)
-
-    def _tell_facts(self, facts: dict[str, Any]) -> None:
-        self.report.say(watched_run(facts["releases"], facts["settings"]))
-        self.report.bugs = facts.pop("known_bugs")
-        for bug in self.report.bugs:
-            if bug["certain"]:  # an alarm names the others, if it has the signature
-                self.report.print(known_bug(bug))
-        self._facts = facts
 
     # -- telling --
 
@@ -266,8 +259,8 @@ class Account:
         alarms += [one for each in self.trainings for one in each.alarms]
         late = [replace(one, ranks=[self.mailbox.rank]) for one in alarms]
         for memory in self._memories.values():
-            # The loop may have averaged since: then no check came to say so.
-            late += left_alarms(memory, self._collectives.reason)
+            if not self._collectives.reason:  # the loop may have averaged since the last check
+                late += memory.apart.held.values()
             memory.not_seen.pop("alone", None)
         return late
 

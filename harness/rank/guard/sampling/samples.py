@@ -112,6 +112,13 @@ def joined(views: Sequence[Tensor]) -> Tensor:
     return torch.cat([view.to(device).float() for view in views])
 
 
+def stacked(sums: Sequence[Tensor]) -> Tensor:
+    """Some single values, on the device of the first one."""
+    if not sums:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack([one.to(sums[0].device, non_blocking=True) for one in sums])
+
+
 def appended(before: Tensor | None, views: Sequence[Tensor]) -> Tensor:
     """Some values, and those of views behind them. Without views they stay on their device."""
     if before is None or not len(before):

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...training.layouts import local
 from ...training.parameters import Watched
 from ..posting.posts import Pass, Post
-from ..sampling.samples import INTEGERS
+from ..sampling.samples import INTEGERS, stacked
 from .resumes import Resume, rates, steps_of
 
 SAVED, RESUMED = "saved", "resumed"
@@ -245,10 +245,8 @@ class States:
         """Add the states to a post, with the sums of all their parts."""
         pairs, self._states = self._states, []
         if pairs:
-            sums = [one for _, of_state in pairs for one in of_state]
-            sums = [one.to(sums[0].device) for one in sums] or [torch.zeros((), dtype=torch.int64)]
             post.states = [asdict(state) for state, _ in pairs]
-            post.tensors["states"] = torch.stack(sums)
+            post.tensors["states"] = stacked([one for _, sums in pairs for one in sums])
 
     def take_saves(self, others: States) -> None:
         """Add the saves of another training, which perhaps takes no more steps, in front."""

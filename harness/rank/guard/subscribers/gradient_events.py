@@ -22,12 +22,18 @@ class GradientEvents:
 
     def subscribe(self) -> None:
         """Subscribe to what changes gradients."""
+
+        def unscale_group(event: WrapperUnscale) -> None:
+            training = self._trainings.of(event.owner.optimizer)
+            if training is not None and training.role.inner_steps is not None:
+                training.take_used()
+
         on, guarded, is_armed = events.instrument.on, self._fence.guarded, self._fence.is_armed
         for kind in (Clip, EngineClip):
             on(kind, before=guarded(self._clip), after=guarded(self._clipped), when=is_armed)
         on(Clip, before=guarded(self._note_clip), when=self._fence.is_new)
         on(Unscale, before=guarded(self._unscale), when=is_armed)
-        on(WrapperUnscale, before=guarded(self._unscale_group), when=is_armed)
+        on(WrapperUnscale, before=guarded(unscale_group), when=is_armed)
         on(ZeroGrad, before=guarded(self._clear), when=is_armed)
 
     def _holders(self, event: Clip) -> Iterator[tuple[Training, set[int]]]:
@@ -39,7 +45,8 @@ class GradientEvents:
         for training, ids in self._holders(event):
             if training.armed:
                 training.take_used()
-                training.checked.begin_clip(ids, event.norm_type)
+                step, watched = training.checked, training.model.watched
+                step.clips.begin(ids, event.norm_type, watched, step.numbers)
 
     def _clipped(self, event: Clip) -> None:
         for training, _ in self._holders(event):
@@ -55,11 +62,6 @@ class GradientEvents:
         if training is not None:
             training.take_used()
             training.checked.clips.unscale(event.owner, training.armed)
-
-    def _unscale_group(self, event: WrapperUnscale) -> None:
-        training = self._trainings.of(event.owner.optimizer)
-        if training is not None and training.role.inner_steps is not None:
-            training.take_used()
 
     def _clear(self, event: ZeroGrad) -> None:
         if isinstance(event.owner, torch.nn.Module):

@@ -42,13 +42,8 @@ class Merges:
         merge = Merge(event.owner)
         self._fence.call(merge.begin, self._trainings)
         value = call()
-        self._fence.call(self._end, merge)
+        self._fence.call(merge.end, lambda alarm: self._account.tell(self._trainings[0], alarm))
         return value
-
-    def _end(self, merge: Merge) -> None:
-        alarm = merge.end()
-        if alarm is not None:
-            self._account.tell(self._trainings[0], alarm)
 
 
 class Merge:
@@ -61,7 +56,8 @@ class Merge:
     def begin(self, trainings: Sequence[Training]) -> None:
         """Ask the layer with its adapter."""
         weights = [p for p in self._layer.parameters() if p.requires_grad]
-        is_trained = any(one.model.has_left(weights, one.steps) for one in trainings)
+        pairs = ((one.model.sums, one.steps) for one in trainings)
+        is_trained = any(sums.has_left(weights, steps) for sums, steps in pairs if sums)
         if self._layer.merged_adapters or not is_trained:
             return
         base = self._layer.get_base_layer()
@@ -69,21 +65,21 @@ class Merge:
         if self._inputs is not None:
             self._before, self._base = self._outputs(self._layer), self._outputs(base)
 
-    def end(self) -> Alarm | None:
-        """Ask it again; returns an alarm if it computes something else."""
+    def end(self, tell: Callable[[Alarm], None]) -> None:
+        """Ask it again, and tell an alarm if it computes something else."""
         if self._before is None or self._base is None:
-            return None
+            return
         after = self._outputs(self._layer)
         error = float((after - self._before).abs().max())
         effect = float((self._before - self._base).abs().max())
         rounding = torch.finfo(after.dtype).eps * float(self._before.abs().max())
         if not error > max(UNEQUAL * effect, ROUNDINGS * rounding):
-            return None
+            return
         text = (
             f"an adapter was merged into a {type(self._layer).__name__}, which computes something "
             f"else since: off by {error / effect if effect else 1.0:.0%} of the adapter's effect"
         )
-        return Alarm("checkpoints", "merge", text, size=error)
+        tell(Alarm("checkpoints", "merge", text, size=error))
 
     def _outputs(self, layer: Any) -> Any:
         modes = [(module, module.training) for module in layer.modules()]

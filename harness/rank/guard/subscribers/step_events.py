@@ -101,14 +101,15 @@ class StepEvents:
         except BaseException:
             training.role.inner_steps = None
             raise
-        self._fence.call(self._end_wrapper_step, training, event.owner)
-        return value
 
-    def _end_wrapper_step(self, training: Training, wrapper: Any) -> None:
-        if training.end_wrapper_step():
-            self._end(training)
-        elif training.steps or training.armed:
-            self._skip(training, wrapper)
+        def end() -> None:
+            if training.end_wrapper_step():
+                self._end(training)
+            elif training.steps or training.armed:
+                self._skip(training, event.owner)
+
+        self._fence.call(end)
+        return value
 
     def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
         training = self._trainings.of(event.values[0])

@@ -29,7 +29,7 @@ class CheckedStep:
     """A step that is checked; the one before the first check has no parameter."""
 
     def __init__(self, model: TrainedModel, check: int) -> None:
-        self._model, self._check = model, check
+        self._model, self.check = model, check
         self.numbers = chosen([one.described.name for one in model.watched], check)
         """The parameters that this check looks at."""
         self.samples = GradientSamples(model.watched, self.numbers, check)
@@ -42,7 +42,7 @@ class CheckedStep:
         self.is_armed = True
         model, sums = self._model, self._model.sums
         assert sums is not None  # noqa: S101
-        sums.begin_check(self.numbers, steps, self._check <= FIRST_CHECKS and model.was_alone)
+        sums.begin_check(self.numbers, steps, self.check <= FIRST_CHECKS and model.was_alone)
         self.samples.note_left(model.leftovers)
         for number in self.numbers:
             hooked = model.watched[number].hooked
@@ -77,14 +77,6 @@ class CheckedStep:
         self.samples.forget()
         self.backwards.restart()
 
-    def begin_clip(self, ids: set[int], norm_type: float) -> None:
-        """Note that gradients are clipped: those of the parameters with these ids."""
-        self.clips.begin(ids, norm_type, self._model.watched, self.numbers)
-
-    def take_updates(self, optimizer: Any) -> None:
-        """Sample what the formula of the optimizer needs, before its step."""
-        self.updates.take(optimizer, self._model.watched, self.numbers, self._check)
-
     def note_without(self) -> None:
         """Note that a wrapper's step has ended, and which gradients it did not use."""
         self.samples.note_without()
@@ -100,7 +92,7 @@ class CheckedStep:
     def drops(self, batches: int, backwards: int) -> bool:
         """Whether gradients that were cleared in this step may be missing in it: each backward of
         it has a batch of its own. Others were for another end, as with SAM."""
-        is_assembled = self.samples.is_edited and not self._model.has_no_wrapper  # by the loop
+        is_assembled = self.samples.facts.edited and not self._model.has_no_wrapper  # by the loop
         is_assembled = is_assembled and not self._model.has_engine
         return bool(self.backwards.dropped) and batches >= backwards and not is_assembled
 

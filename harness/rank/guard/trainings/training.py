@@ -140,7 +140,7 @@ class Training:
             return False
         is_step = self.counts.are_of_a_step(backwards)
         if is_step:  # the loop skips it
-            self.counts.skip(backwards)
+            self.counts.total = backwards
         if is_only_one and not is_step:
             self.checked.drop()
         else:
@@ -149,7 +149,7 @@ class Training:
 
     def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
-        self.counts.skip(backwards)
+        self.counts.total = backwards
         if self.armed:
             self.checked.restart()
 
@@ -166,7 +166,7 @@ class Training:
     def note_clip(self, limit: Any, backwards: int) -> None:
         """Note that gradients are clipped to a norm, after so many backwards of this process."""
         if self.steps and not self.role.is_shared:
-            is_late = self.counts.none_since_step(backwards)
+            is_late = backwards == self.counts.total  # none ran since the last step
             alarm = self._clip_order.clipped(limit, is_late)
             self.alarms += [alarm] if alarm else []
 
@@ -190,7 +190,8 @@ class Training:
             self._compare_resume()
         if self.armed:
             self.take_used()
-            self.checked.take_updates(self.optimizer())
+            step, watched = self.checked, self.model.watched
+            step.updates.take(self.optimizer(), watched, step.numbers, step.check)
 
     def _compare_resume(self) -> None:
         """Compare one of the first steps after a load with the loaded state."""
@@ -204,7 +205,7 @@ class Training:
         batches were read; returns whether it was checked."""
         self.costs.end_step(self.armed)
         self.steps += 1
-        self.model.end_step(self.steps)
+        self.model.final.end_step(self.steps, self.model.watched)
         self.skips.taken()
         self.turn.end_step(self.steps, self.armed)
         # A step that was skipped may be in the first one, unless its gradients were to be reduced
@@ -255,7 +256,7 @@ class Training:
         is_first = not self.steps and self.states.changes_rates(optimizer)
         if any(optimizer.state.values()) or is_first:
             self.states.next_resume, self.states.is_resumed = Resume(optimizer, schedules), True
-            self.model.find_again()
+            self.model.trained = ()
 
     # -- the post --
 
@@ -280,7 +281,7 @@ class Training:
         post = Post(rank, self.number, LAST, self.steps)
         post.loop.joined = self.counts.joined
         self._note_end()
-        self.model.describe_end(post)
+        self.model.final.describe(post)
         self.states.describe(post)
         return post
 
