@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from ...events import MergedAdapter, instrument
-from ..fence import Fence
 from ..posting.posts import Alarm
-from ..reporting.account import Account
 from ..trainings.training import Training
+from .watch import Watch
 
 ROWS, SEED = 8, 0
 UNEQUAL = 0.02
@@ -26,23 +25,20 @@ ROUNDINGS = 32
 below in a test."""
 
 
-class Merges:
+class Merges(Watch):
     """The merges of a process."""
-
-    def __init__(self, trainings: Sequence[Training], fence: Fence, account: Account) -> None:
-        self._trainings, self._fence, self._account = trainings, fence, account
 
     def subscribe(self) -> None:
         """Subscribe to merges."""
-        instrument.on(MergedAdapter, around=self._merge, when=self._fence.is_alive)
+        instrument.on(MergedAdapter, around=self._merge, when=self.fence.is_alive)
 
     def _merge(self, event: MergedAdapter, call: Callable[[], Any]) -> Any:
         if not event.has_all:
             return call()
         merge = Merge(event.owner)
-        self._fence.call(merge.begin, self._trainings)
+        self.fence.call(merge.begin, self.trainings)
         value = call()
-        self._fence.call(merge.end, lambda alarm: self._account.tell(self._trainings[0], alarm))
+        self.fence.call(merge.end, lambda alarm: self.account.tell(self.trainings[0], alarm))
         return value
 
 

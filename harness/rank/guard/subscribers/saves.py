@@ -18,26 +18,18 @@ from ...events import (
     SavedTensors,
     instrument,
 )
-from ..data.rows import Rows
-from ..fence import Fence
-from ..states.schedules import Schedules
 from ..states.training_states import FILLED, WRITTEN
 from ..trainings.training import Training
-from ..trainings.trainings import Trainings
+from .watch import Watch
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched: limits of time."""
 
 
-class Checkpoints:
+class Checkpoints(Watch):
     """Follows the saves and loads of a process."""
 
-    def __init__(
-        self, trainings: Trainings, fence: Fence, rows: Rows, schedules: Schedules
-    ) -> None:
-        self.trainings, self._fence = trainings, fence
-        self.rows, self.schedules = rows, schedules
-        self._is_saving = False
+    _is_saving = False
 
     def subscribe(self) -> None:
         """Subscribe to what loads and saves."""
@@ -61,7 +53,7 @@ class Checkpoints:
             for training in self.trainings[:1]:
                 training.states.note_file(FILLED, training.steps, event.path, event.state)
 
-        on, guarded, is_alive = instrument.on, self._fence.guarded, self._fence.is_alive
+        on, guarded, is_alive = instrument.on, self.fence.guarded, self.fence.is_alive
         on(LoadedState, before=guarded(begin_load), when=is_alive)
         on(LoadedState, after=guarded(end_load), when=is_alive)
         on(FilledState, after=guarded(note_filled), when=is_alive)
@@ -72,10 +64,10 @@ class Checkpoints:
             on(save, around=self._save, when=is_alive)
 
     def _save(self, event: Save, call: Callable[[], Any]) -> Any:
-        if self._is_saving or threading.current_thread() is not self._fence.thread:
+        if self._is_saving or threading.current_thread() is not self.fence.thread:
             return call()  # one calls the other, and a thread saves what was copied before
         self._is_saving = True
-        self._fence.call(self._note_save, event)
+        self.fence.call(self._note_save, event)
         try:
             return call()
         finally:
