@@ -69,10 +69,6 @@ class BackwardCounts:
         self.total = backwards
         """Those of this process that belong to no later step."""
 
-    def are_of_a_step(self, backwards: int) -> bool:
-        """Whether there were enough for a step, now that ``backwards`` ran in all."""
-        return 0 < self.first <= backwards - self.total
-
     def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
         """Count a step, before which ``backwards`` backwards ran in all, and for which so many
         batches were read. ``has_skipped`` says that a step before it was skipped."""

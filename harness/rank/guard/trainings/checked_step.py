@@ -7,7 +7,7 @@ will use are sampled at the same positions. All samples stay on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -62,10 +62,6 @@ class CheckedStep:
         """Whether the gradients that the optimizer uses in this step were sampled."""
         return self.is_armed and self.samples.used is not None
 
-    def begin_backward(self, place: Hashable) -> None:
-        """Note that a backward begins at a place of the loop's code."""
-        self.backwards.begin(place, self._model.modules)
-
     def drop(self) -> None:
         """Note that the gradients so far were cleared: they are of this step."""
         self.backwards.drop(self.samples.computed)
@@ -76,12 +72,6 @@ class CheckedStep:
         self.clips, self.updates = Clips(), UpdateSamples()
         self.samples.forget()
         self.backwards.restart()
-
-    def note_without(self) -> None:
-        """Note that a wrapper's step has ended, and which gradients it did not use."""
-        self.samples.note_without()
-        assert self._model.sums is not None  # noqa: S101
-        self._model.sums.end_wrapper_step()
 
     @property
     def is_unreduced(self) -> bool:

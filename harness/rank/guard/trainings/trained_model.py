@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...training.parameters import Modules, Watched, count_foreign, is_complete, watched
 from ..posting.posts import Post
 from ..process import world
@@ -62,10 +59,6 @@ class TrainedModel:
         self.sums = WeightSums(self.watched)
         return True
 
-    def forget(self) -> None:
-        """Let go of the model."""
-        self.watched, self.modules, self.sums = [], None, None
-
     @property
     def has_no_wrapper(self) -> bool:
         """Whether nothing says which ranks have copies of some weights."""
@@ -101,10 +94,3 @@ class TrainedModel:
             for one in self.watched
             if not one.described.optimized and one.parameter.grad is not None
         ]
-
-    def first_sums(self, has_optimizer: bool) -> Tensor:
-        """The sums of the beginning, with which a file that has an optimizer is compared. A file of
-        weights alone may be one of the beginning on purpose, to go back to them."""
-        if self.sums is None or not (self.is_complete and has_optimizer):
-            return torch.zeros(0)
-        return self.sums.first

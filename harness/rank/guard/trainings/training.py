@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...training.parameters import Modules
 from ..posting.budget import FIRST_CHECKS, CheckCosts
 from ..posting.posts import LAST, Alarm, Pass, Post
@@ -69,7 +71,7 @@ class Training:
         self.disarm()
         with contextlib.suppress(Exception):  # what it held may be gone, too
             self._note_end()
-        self.model.forget()
+        self.model.watched, self.model.modules, self.model.sums = [], None, None
         self.checked = CheckedStep(self.model, 0)
 
     @property
@@ -129,7 +131,7 @@ class Training:
         has_cleared = self.checked.samples.have_lost_one()
         if has_cleared:
             self.cleared(True, 0)
-        self.checked.begin_backward(place)
+        self.checked.backwards.begin(place, self.model.modules)
         return has_cleared
 
     def cleared(self, is_only_one: bool, backwards: int) -> bool:
@@ -138,7 +140,7 @@ class Training:
         this process before. Returns whether there were gradients."""
         if not self.armed or not self.checked.samples.types or self.checked.is_sampled:
             return False
-        is_step = self.counts.are_of_a_step(backwards)
+        is_step = 0 < self.counts.first <= backwards - self.counts.total
         if is_step:  # the loop skips it
             self.counts.total = backwards
         if is_only_one and not is_step:
@@ -180,8 +182,9 @@ class Training:
     def end_wrapper_step(self) -> int:
         """Note that a wrapper's step has ended; returns how many the optimizer took."""
         inner, self.role.inner_steps = self.role.inner_steps or 0, None
-        if inner and self.armed:
-            self.checked.note_without()
+        if inner and self.armed and self.model.sums is not None:
+            self.checked.samples.note_without()
+            self.model.sums.end_wrapper_step()
         return inner
 
     def before_step(self) -> None:
@@ -238,7 +241,9 @@ class Training:
             return
         if self.model.is_complete:
             self.states.note_weights(self.steps, self.optimizer(), watched, content)
-        first = self.model.first_sums(has_optimizer)
+        # A file of weights alone may be one of the beginning on purpose, to go back to them.
+        is_compared = self.model.is_complete and has_optimizer
+        first = self.model.sums.first if is_compared else torch.zeros(0)
         weights = written_weights(MODEL, self.steps, path, watched, first, content)
         if weights is not None:
             self.states.add(*weights)
