@@ -24,6 +24,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from harness.cli import Arguments
 from harness.cli._values import number, whole_number
@@ -197,22 +198,20 @@ class Findings:
     def note_code(self, code: int) -> None:
         """Add the command's exit code to the summary: rank 0 may have ended as it should, while
         another rank failed."""
-        if _version(self._summary) in (None, self._before[1]):
-            return
-        # The folder may be gone or full, and somebody may have damaged the file.
-        with suppress(*DAMAGES):
-            summary = json.loads(self._summary.read_text(encoding="utf-8"))
-            write_whole(self._summary, json.dumps({**summary, "exit_code": code}))
+        with suppress(*DAMAGES):  # also if the folder is gone or full
+            write_whole(self._summary, json.dumps({**self._new_summary(), "exit_code": code}))
 
     def has_bug(self) -> bool:
         """Whether the training sets off a known bug for certain."""
-        if _version(self._summary) in (None, self._before[1]):
-            return False
-        try:
-            summary = json.loads(self._summary.read_text(encoding="utf-8"))
-            return any(bug["certain"] for bug in summary.get("known_bugs", []))
-        except DAMAGES:
-            return False  # somebody has damaged it
+        with suppress(*DAMAGES):
+            return any(bug["certain"] for bug in self._new_summary().get("known_bugs", []))
+        return False
+
+    def _new_summary(self) -> Any:
+        """The summary that rank 0 wrote. Raises one of DAMAGES without one that can be read."""
+        if _version(self._summary) == self._before[1]:
+            raise FileNotFoundError(self._summary)
+        return json.loads(self._summary.read_text(encoding="utf-8"))
 
 
 def _version(file: Path) -> tuple[int, ...] | None:

@@ -7,10 +7,10 @@ from unittest import mock
 import torch
 
 from harness.rank.guard.checks import together
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import Alarm, Post
 from tests.guard.made_posts import Change, made_posts, sums
 
 

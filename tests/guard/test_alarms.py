@@ -23,10 +23,7 @@ def pairs_of_code() -> Iterator[tuple[str, str]]:
     """The check and the kind of each alarm that guard makes, but for those that it copies."""
     for path in Path(harness.rank.guard.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
-                "Alarm",
-                "LocalAlarm",
-            ):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Alarm":
                 names = [one.value for one in node.args[:2] if isinstance(one, ast.Constant)]
                 if len(names) == 2:
                     yield str(names[0]), str(names[1])

@@ -31,7 +31,7 @@ def post_of(places: str, batches: int, in_backward: Moves = nothing) -> Post:
         model(torch.ones(1, 3)).sum().backward()
         if count < len(places):
             in_backward(model)
-        training.end_backward()
+        training.checked.samples.end_backward()
         if count < len(places):
             if in_backward is nothing:
                 training.cleared(True, count)
@@ -53,10 +53,10 @@ def test_copies_that_a_wrapper_steps_are_not_foreign(is_wrapped: bool, foreign: 
     training.arm(set(), Modules, lambda handler: handler)
     training.begin_backward("")
     model(torch.ones(1, 3)).sum().backward()
-    training.end_backward()
+    training.checked.samples.end_backward()
     if is_wrapped:
         training.begin_wrapper_step()
-        training.inner_steps = 1
+        training.role.inner_steps = 1
     training.before_step()
     if is_wrapped:
         training.end_wrapper_step()

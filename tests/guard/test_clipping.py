@@ -141,7 +141,7 @@ def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
     training.arm(others, Modules, lambda handler: handler)
     training.begin_backward("")
     model(torch.ones(1, 3)).sum().backward()
-    training.end_backward()
+    training.checked.samples.end_backward()
     clip(training, list(model.parameters()))
     training.before_step()
     optimizer.step()
@@ -151,9 +151,14 @@ def clipped(clip: Callable[[Training, list[nn.Parameter]], None]) -> Post:
     return post
 
 
+def begin_clip(training: Training, ids: set[int], norm_type: float) -> None:
+    step = training.checked
+    step.clips.begin(ids, norm_type, training.model.watched, step.numbers)
+
+
 def test_norms_are_those_before_the_clipping() -> None:
     def clip(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.checked.begin_clip(set(map(id, parameters)), 2.0)
+        begin_clip(training, set(map(id, parameters)), 2.0)
         training.checked.clips.end(nn.utils.clip_grad_norm_(parameters, 0.5), 0.5)
 
     post = clipped(clip)
@@ -167,16 +172,16 @@ def test_norms_are_those_before_the_clipping() -> None:
 @pytest.mark.slow
 def test_a_part_of_the_gradients_and_other_norms_are_not_compared() -> None:
     def part(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.checked.begin_clip({id(parameters[0])}, 2.0)
+        begin_clip(training, {id(parameters[0])}, 2.0)
         training.checked.clips.end(1.0, 0.5)
 
     def largest(training: Training, parameters: list[nn.Parameter]) -> None:
-        training.checked.begin_clip(set(map(id, parameters)), math.inf)
+        begin_clip(training, set(map(id, parameters)), math.inf)
         training.checked.clips.end(1.0, 0.5)
 
     def twice(training: Training, parameters: list[nn.Parameter]) -> None:
         for _ in range(2):
-            training.checked.begin_clip(set(map(id, parameters)), 2.0)
+            begin_clip(training, set(map(id, parameters)), 2.0)
             training.checked.clips.end(1.0, 0.5)
 
     for clip in (part, largest, twice):
@@ -202,12 +207,11 @@ def test_clipping_after_the_step_is_told_once(order: str, limit: float, alarms: 
 def test_clipping_is_late_if_no_backward_ran_since_the_step() -> None:
     weight = nn.Parameter(torch.ones(2))
     training = Training(torch.optim.SGD([weight], 0.1), 0)
-    training.model._ids = frozenset({id(weight)})
     for step in range(1, 5):
-        training.note_clip({id(weight)}, 1.0, backwards=step)  # in time
+        training.note_clip(1.0, backwards=step)  # in time
         training.after_step(backwards=step)
     assert not training.alarms
     for step in range(5, 9):
         training.after_step(backwards=step)
-        training.note_clip({id(weight)}, 1.0, backwards=step)
+        training.note_clip(1.0, backwards=step)
     assert [alarm.kind for alarm in training.alarms] == ["late"]

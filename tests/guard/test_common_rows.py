@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import Alarm, Post
 from tests.guard.made_posts import gradients, made_posts
 
 STEPS = 6

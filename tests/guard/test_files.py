@@ -34,7 +34,7 @@ def alarm_kinds(
     training.arm(set(), Modules, lambda handler: handler)
     training.begin_backward("")
     model(torch.ones(1, 3)).sum().backward()
-    training.end_backward()
+    training.checked.samples.end_backward()
     training.before_step()
     optimizer.step()
     training.after_step(1, 1)
@@ -43,7 +43,7 @@ def alarm_kinds(
     training.model.is_complete = True  # other tests of this process may have a group
     state = content(first_weights, model.state_dict())
     training.note_file("/folder/last.ckpt", state, has_optimizer)
-    training.save("/folder/last.ckpt", None, [])
+    training.save("/folder/last.ckpt", None, [], [])
     post = training.last_post(0)
     assert post.check == LAST
     return [alarm.kind for alarm in judge([unpacked(packed(post))], Memory())]

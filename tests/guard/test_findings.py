@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.guard import Findings
-from harness.rank.guard.checks.views import Alarm
+from harness.rank.guard.posting.posts import Alarm
 from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
 from harness.rank.guard.settings import VARIABLE, Settings

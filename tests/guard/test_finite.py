@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from harness.rank.guard.checks.finite import has_lost_loss
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import Alarm, Post
 from harness.rank.guard.sampling.module_outputs import ModuleOutputs
 from harness.rank.guard.sampling.samples import largest
 from harness.rank.training.parameters import Modules
@@ -161,7 +161,7 @@ def alarm_text(*functions: Callable[[Any], Any]) -> str:
     assert not any(one._forward_hooks for one in model.modules())
 
     def change(post: Post) -> None:
-        post.outputs.calls, post.tensors["calls"] = outputs.calls, outputs.sizes().flatten()
+        post.outputs.calls, post.tensors["calls"] = outputs.calls, torch.stack(outputs.sizes)
 
     memory = Memory()
     total = float(loss["scores"].sum() if isinstance(loss, dict) else loss.sum())
@@ -192,7 +192,7 @@ def test_loss_behind_the_modules_is_said() -> None:
     model(torch.ones(2))
 
     def change(post: Post) -> None:
-        post.outputs.calls, post.tensors["calls"] = outputs.calls, outputs.sizes().flatten()
+        post.outputs.calls, post.tensors["calls"] = outputs.calls, torch.stack(outputs.sizes)
 
     memory = Memory()
     assert step(memory, 2, with_loss(NAN), change) == []
@@ -204,7 +204,7 @@ def test_compiled_modules_are_not_hooked() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")
     outputs = ModuleOutputs(_only(compiled))
     assert outputs.opaque == "the modules are compiled"
-    assert outputs.sizes().numel() == 0
+    assert not outputs.sizes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

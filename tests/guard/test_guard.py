@@ -32,10 +32,10 @@ def hooks(model: nn.Module) -> int:
 def test_training_of_a_package_that_reduces_is_not_alone() -> None:
     """Its forward may call collectives, which are no averages of weights."""
     training, *_ = armed()
-    assert training.may_be_alone
+    assert training.checked.is_unreduced
     assert training.model.modules is not None
     training.model.modules.has_engine = True
-    assert not training.may_be_alone
+    assert not training.checked.is_unreduced
     training.disarm()
 
 

@@ -208,7 +208,7 @@ def test_each_alarm_is_of_a_check_that_an_option_chooses() -> None:
     assert names == set(NAMES)
 
 
-KINDS = ("Alarm", "LocalAlarm")
+KINDS = ("Alarm", "Alarm")
 
 
 # -- known bugs --

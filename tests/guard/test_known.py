@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from harness.rank.guard import facts
-from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.live_objects import MISSING, attribute
-from harness.rank.guard.posting.posts import ParameterFacts
+from harness.rank.guard.posting.posts import Alarm, ParameterFacts
 from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known
@@ -240,7 +239,7 @@ def test_alarms_that_go_with_what_a_probe_has_shown(
 
 def test_note_of_a_probe_is_a_sign_unless_the_fixed_release_has_it(tmp_path: Path) -> None:
     file = tmp_path / "probe.json"
-    note = {"relation": f"{next(iter(known.NOTES))} of its own logits", "note": True}
+    note = {"relation": f"{known.NOTE} of its own logits", "note": True}
     file.write_text(json.dumps({"recorded": {"buggy": {"shown": [note]}}}))
     assert known._signature(file) == ["accumulation/tokens"]
     shown = {name: {"shown": [note]} for name in ("buggy", "fixed")}
@@ -280,7 +279,7 @@ def test_signs_of_bugs_are_those_of_alarms() -> None:
     """No check and no kind is misspelled."""
     folder = Path(facts.__file__).parent
     text = "".join(file.read_text() for file in folder.rglob("*.py"))
-    for sign in " ".join([*known.SIGNS.values(), *known.NOTES.values(), known.TIMES]).split():
+    for sign in " ".join([*known.SIGNS.values(), "accumulation/tokens", known.TIMES]).split():
         check, kind = sign.split("/")
         assert f'Alarm("{check}", "{kind}", ' in text, sign
 

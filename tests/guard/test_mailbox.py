@@ -31,8 +31,12 @@ class Stepping:
     def __post_init__(self) -> None:
         self.turn.next_step, self.turn.check = None, 1
 
-    def cost(self, thread: float) -> Cost:
-        return Cost(self.turn.check, 0.01, thread, 0.01, 1.0, 100.0)
+    @property
+    def costs(self) -> Stepping:
+        return self
+
+    def total(self, checks: int, thread: float) -> Cost:
+        return Cost(checks, 0.01, thread, 0.01, 1.0, 100.0)
 
 
 class Pair:
@@ -95,7 +99,7 @@ def test_checks_that_every_asks_for_and_that_come_too_soon_are_counted(
 def test_optimizers_of_a_process_share_the_budget(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, optimizers: int, steps: int
 ) -> None:
-    monkeypatch.setattr(Stepping, "cost", lambda *_: Cost(9, 0.0, 0.0, 0.1, 1.0, 1e3))
+    monkeypatch.setattr(Stepping, "total", lambda *_: Cost(9, 0.0, 0.0, 0.1, 1.0, 1e3))
     pair.boxes[0]._every = 0
     for rank in (1, 0):
         post = made_posts()[rank]
@@ -283,17 +287,20 @@ def test_post_larger_than_a_value_of_a_tcp_store() -> None:
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
     pair = Pair(server)
     post = made_posts()[1]
+    post.check = post.step = FIRST_CHECKS
     post.tensors["losses"] = torch.arange(float(5 * PART // 4 // 2 * 2))  # 2.5 parts of 8 MiB
     post.tensors["losses"] = torch.cat([post.tensors["losses"]] * 2)
     assert 4 * len(post.tensors["losses"]) > 8 * 2**20
     pair.boxes[1].send(pair.trainings[1], post)
     pair.turn(1)
-    pair.send(0)
+    name = f"{mailbox._name(0, FIRST_CHECKS, 1)}/part 1"
+    pair.send(0, FIRST_CHECKS)
+    assert Store(server).check([name])
     pair.turn(0)
     assert pair.judged == [[0, 1]]
     assert torch.equal(pair.posts[1].tensors["losses"], post.tensors["losses"])
-    pair.boxes[1]._remove(0, 1)
-    assert not server.check([f"{mailbox._name(0, 1, 1)}/part 1"])
+    pair.turn(1)
+    assert not Store(server).check([name])
 
 
 class DeadStore:

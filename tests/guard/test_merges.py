@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.rank.guard.posting.posts import Alarm
 from harness.rank.guard.subscribers.merges import Merge
 
 
@@ -41,7 +42,8 @@ class Trained:
     """A training that says whether something else has written an adapter since its last step."""
 
     def __init__(self, has_left: bool = True) -> None:
-        self.model, self.steps, self._has_left = self, 1, has_left
+        self.model = self.sums = self
+        self.steps, self._has_left = 1, has_left
 
     def has_left(self, parameters: Any, steps: int) -> bool:
         return self._has_left
@@ -51,7 +53,9 @@ def is_alarmed(layer: Adapter, scaling: float, has_left: bool = True) -> bool:
     merge = Merge(layer)
     merge.begin([Trained(has_left)])  # type: ignore[list-item]
     layer.merge(scaling)
-    return merge.end() is not None
+    alarms: list[Alarm] = []
+    merge.end(alarms.append)
+    return bool(alarms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

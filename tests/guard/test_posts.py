@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import LocalAlarm, Post
+from harness.rank.guard.posting.posts import Alarm, Post
 from tests.guard.made_posts import made_posts, with_losses
 
 
@@ -17,7 +17,7 @@ def full_post() -> Post:
     post = made_posts()[1]
     with_losses(0.5, 0.5)(post)
     post.data.rows, post.run.facts = [(0, [1, 2, 2**50])], {"releases": {"torch": "2.9.0"}}
-    post.alarms = [LocalAlarm("samples", "again", "twice", 3.0)]
+    post.alarms = [Alarm("samples", "again", "twice", size=3.0)]
     post.tensors["used"] = torch.zeros(0)
     return post
 

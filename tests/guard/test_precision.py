@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.rank.guard.checks.precision import precision
-from harness.rank.guard.checks.views import Alarm, Memory, View
-from harness.rank.guard.posting.posts import ParameterFacts, Post, Update
+from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.posting.posts import Alarm, ParameterFacts, Post, Update
 from harness.rank.training.layouts import Described
 from tests.guard.conftest import Trainer
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard.checks.views import Alarm
 from harness.rank.guard.posting.budget import FIRST_CHECKS
+from harness.rank.guard.posting.posts import Alarm
+from harness.rank.guard.reporting.account import Clock
 from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, Report
 from harness.rank.guard.reporting.report_files import ReportFiles
-from harness.rank.guard.reporting.summary import Clock
 from harness.rank.guard.settings import Settings
 from harness.training.guard import report as reports
 from tests.guard.conftest import Trainer
@@ -22,7 +22,7 @@ from tests.schemas import complaints
 
 def files(folder: Path) -> ReportFiles:
     """The files of a new run."""
-    run = ReportFiles(str(folder), pytest.fail)
+    run = ReportFiles(str(folder))
     run.begin()
     return run
 
@@ -77,15 +77,16 @@ def test_two_runs_at_once_do_not_replace_each_other(tmp_path: Path) -> None:
     assert summary(tmp_path, "summary-1.json")["steps"] == 3
 
 
-def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
-    lines: list[str] = []
-    run = ReportFiles(str(tmp_path / "absent"), lines.append)
+def test_folder_that_cannot_be_written_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ReportFiles(str(tmp_path / "absent"))
     for _ in range(3):
         run.begin()
         run.write({})
         run.append({})
-    (line,) = lines
-    assert line.startswith("the report cannot be written: No such file or directory: ")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("guard: the report cannot be written: No such file or directory: ")
 
 
 def test_line_after_one_that_was_cut_is_whole(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_summary_is_due_at_first_with_new_faults_and_once_in_a_period(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = 100.0
-    monkeypatch.setattr("harness.rank.guard.reporting.summary.time.monotonic", lambda: seconds)
+    monkeypatch.setattr("harness.rank.guard.reporting.account.time.monotonic", lambda: seconds)
     clock = Clock()
     assert all(clock.is_due(check, 0) for check in range(1, FIRST_CHECKS + 1))
     assert not clock.is_due(7, 0)

@@ -10,6 +10,7 @@ from harness.rank.guard.sampling.samples import MOST, chosen, turns
 from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules
 from tests.guard.conftest import Trainer
+from tests.guard.test_trainings import assert_silent
 from tests.guard.word_models import FAULT_STEP
 
 NAMES = [f"layers.{layer}.{name}" for layer in range(80) for name in ("up", "down", "norm")]
@@ -76,8 +77,4 @@ def test_flipped_bit_in_a_deep_model_is_found_after_a_turn(
     "training", ["ddp deep accumulate clip", "ddp deep fp16", "fsdp2 deep mixed", "hsdp deep"]
 )
 def test_right_training_of_a_deep_model_is_silent(under_guard: Trainer, training: str) -> None:
-    run = under_guard(training, steps=40)
-
-    assert run.alarms == []
-    assert run.codes == [0, 0]
-    assert run.summary["error"] == ""
+    assert_silent(under_guard, training, steps=40)

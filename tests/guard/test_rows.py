@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from harness.rank.guard.data.epochs import FIRST_BATCHES
 from harness.rank.guard.data.rows import Rows, digests
-from harness.rank.guard.posting.posts import LocalAlarm
+from harness.rank.guard.posting.posts import Alarm
 
 
 class Numbers(Dataset[Any]):
@@ -59,7 +59,7 @@ def read(rows: Rows, loader: DataLoader[Any], epochs: int = 1, checked: bool = F
             rows.stepped(0)
 
 
-def kinds(alarms: list[LocalAlarm]) -> list[str]:
+def kinds(alarms: list[Alarm]) -> list[str]:
     return [alarm.kind for alarm in alarms]
 
 
@@ -70,10 +70,11 @@ def test_sequential_epochs_are_right() -> None:
     assert rows.alarms == []
 
 
-def test_batch_that_comes_twice_in_an_epoch_is_told_once() -> None:
-    order = [*range(24), *range(8)]
+@pytest.mark.parametrize("size", [4, 400])  # more orders than a float can count
+def test_batch_that_comes_twice_in_an_epoch_is_told_once(size: int) -> None:
+    order = [*range(6 * size), *range(2 * size)]
     rows = Rows()
-    read(rows, DataLoader(Numbers(), 4, sampler=OneOrder(order)))
+    read(rows, DataLoader(Numbers(6 * size), size, sampler=OneOrder(order)))
     assert kinds(rows.alarms) == ["again"]
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import LAST, Post
+from harness.rank.guard.posting.posts import LAST, Alarm, Post
 from harness.rank.guard.reporting.saved_states import NAME, SavedStates
 from harness.rank.guard.states.training_states import (
     FILLED,
@@ -193,15 +193,16 @@ def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
 @pytest.mark.parametrize("content", ["", "[{}]", "[1]", '{"a": 1}'])
 def test_damaged_file_of_saved_states_is_no_error(tmp_path: Path, content: str) -> None:
     (tmp_path / NAME).write_text(content)
-    assert SavedStates(str(tmp_path), print).states == []
+    assert SavedStates(str(tmp_path)).states == []
 
 
-def test_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
-    lines: list[str] = []
-    saved = SavedStates(str(tmp_path / "absent"), lines.append)
+def test_folder_that_cannot_be_written_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = SavedStates(str(tmp_path / "absent"))
     saved.write()
     saved.write()
-    assert len(lines) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def _file_state(event: str, file: Path, weight: Tensor, rate: float, step: int = 3) -> list[Post]:
@@ -228,12 +229,12 @@ def test_what_is_filled_from_a_file_is_what_was_written(
 def test_file_that_was_written_again_is_not_compared_by_a_later_process(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     file.write_text("first")
-    saved = SavedStates(str(tmp_path), print)
+    saved = SavedStates(str(tmp_path))
     judge(_file_state(WRITTEN, file, torch.ones(3), 0.5), Memory(saved=saved.states))
     saved.write()
 
     def alarms() -> list[Alarm]:
-        later = Memory(saved=SavedStates(str(tmp_path), print).states)
+        later = Memory(saved=SavedStates(str(tmp_path)).states)
         return judge(_file_state(FILLED, file, torch.zeros(3), 0.5), later)
 
     assert [alarm.kind for alarm in alarms()] == ["file"]
@@ -274,7 +275,7 @@ def test_files_have_the_weights_that_are_trained_or_also_others(
     entries = [one for one in watched(optimizer, Modules(), set()) if id(one.parameter) in ids]
     for content in files({name: value.detach() for name, value in model.named_parameters()}):
         states.note_weights(1, optimizer, entries, [content, optimizer.state_dict()])
-    states.save(1, optimizer, entries, "", [])
+    states.save(1, optimizer, entries, "", [], [])
     post, judged = Post(0, 0, LAST), Memory()
     states.describe(post)
     assert judge([unpacked(packed(post))], judged) == []

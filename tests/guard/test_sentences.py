@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard.reporting.summary import blind
+from harness.rank.guard.reporting.account import blind
 from tests.guard.conftest import Trainer
 
 SETTINGS: dict[str, Any] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.rank.guard.checks.views import Alarm, Memory
+from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
-from harness.rank.guard.posting.posts import Post
+from harness.rank.guard.posting.posts import Alarm, Post
 from tests.guard.made_posts import Change, made_posts, with_losses
 
 

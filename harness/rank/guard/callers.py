@@ -35,10 +35,14 @@ def place_of_caller() -> Hashable:
 
 def _frames() -> Iterator[Any]:
     """The frames of the user's code that runs now: not those of installed packages."""
+    return (one for one in frames() if not one.f_code.co_filename.startswith(INSTALLED))
+
+
+def frames() -> Iterator[Any]:
+    """The frames of all functions that led here."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(INSTALLED):
-            yield frame
+        yield frame
         frame = frame.f_back
 
 
@@ -77,9 +81,6 @@ def _numbers_of(tree: ast.AST) -> Iterator[float]:
         for number, other in (sides, reversed(sides)):
             value = getattr(number, "value", None)
             if isinstance(number, ast.Constant) and isinstance(value, (int, float)):
-                yield from [float(value)] if _names_a_loss(other) else []
-
-
-def _names_a_loss(tree: ast.AST) -> bool:
-    names = [getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(tree)]
-    return any(not LOSSES.isdisjoint(str(name).lower().split("_")) for name in names)
+                names = [getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(other)]
+                if any(not LOSSES.isdisjoint(str(name).lower().split("_")) for name in names):
+                    yield float(value)

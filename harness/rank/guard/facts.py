@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from ...system.conditions import holds, word_of
 from ..events import is_engine
 from . import live_objects
-from .callers import variables_of_callers
+from .callers import frames, variables_of_callers
 from .live_objects import objects
 from .posting.posts import ParameterFacts, Post
 
@@ -28,18 +29,14 @@ SENTENCES = {"resumed": "a checkpoint was loaded", "trainer": "the Trainer runs 
 def releases(packages: Mapping[str, str]) -> dict[str, str]:
     """The release of each package that this process has imported, without a local part.
     ``packages`` are modules with the names of their packages."""
-    versions = {module: _release(module, package) for module, package in packages.items()}
-    return {module: text.split("+")[0] for module, text in versions.items() if text}
-
-
-def _release(module: str, package: str) -> str:
-    if module not in sys.modules:
-        return ""
-    text = getattr(sys.modules[module], "__version__", "")
-    try:
-        return text if isinstance(text, str) and text else metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    versions = {}
+    for module, package in packages.items():
+        if module in sys.modules:
+            text = getattr(sys.modules[module], "__version__", "")
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                text = text if isinstance(text, str) and text else metadata.version(package)
+                versions[module] = text.split("+")[0]
+    return versions
 
 
 def settings_of(
@@ -74,10 +71,7 @@ def settings_of(
 def callers() -> Iterator[tuple[str, Any]]:
     """The module and the object of each function that led to this step: that a package is imported
     says little."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
-        frame = frame.f_back
+    return ((one.f_globals.get("__name__", ""), one.f_locals.get("self")) for one in frames())
 
 
 def planned_micro_batches() -> int:
@@ -118,12 +112,10 @@ def _accumulation_of_loop() -> int:
 
 def masks_asked_for() -> str:
     """The setting of trl by which some labels are to be masked; empty if there is none."""
-    for module, caller in callers():
-        if module == "transformers.trainer":
-            arguments = getattr(caller, "args", None)
-            flags = ("assistant_only_loss", "completion_only_loss")
-            return next((one for one in flags if getattr(arguments, one, None) is True), "")
-    return ""
+    trainers = (caller for module, caller in callers() if module == "transformers.trainer")
+    arguments = getattr(next(trainers, None), "args", None)
+    flags = ("assistant_only_loss", "completion_only_loss")
+    return next((one for one in flags if getattr(arguments, one, None) is True), "")
 
 
 def _of_trainer(arguments: Any) -> dict[str, Any]:
@@ -195,9 +187,9 @@ def facts_of(
 ) -> dict[str, Any]:
     """The releases and settings of this run, and the bugs of ``bugs_file`` that they may set off.
     To be called by the thread that trains, within the step."""
-    catalogue: dict[str, Any] = (
-        read(bugs_file) if bugs_file else {"packages": {"torch": "torch"}, "bugs": []}
-    )
+    catalogue: dict[str, Any] = {"packages": {"torch": "torch"}, "bugs": []}
+    if bugs_file:
+        catalogue = read(bugs_file)
     versions = releases(catalogue["packages"])
     settings = settings_of(post.parameters, backwards, scaler, is_resumed=is_resumed)
     return {
@@ -219,18 +211,19 @@ def known_bugs(
     ``certain`` are those that they set off. ``modules`` are those whose code runs this step.
     """
     candidates = [
-        (bug, is_met)
+        bug
         for bug in bugs
         if all(versions.get(name) in those for name, those in bug["affected"].items())
-        and (is_met := _is_met(bug, settings)) is not False
+        and all(holds(r, settings[n]) for n, r in bug["settings"].items() if n in settings)
     ]
-    live = objects({name for bug, _ in candidates for name in bug["seen"]})
+    live = objects({name for bug in candidates for name in bug["seen"]})
     bugs_of_run = []
-    for bug, by_settings in candidates:
+    for bug in candidates:
         by_objects = live_objects.is_met(bug["seen"], live, modules)
         if by_objects is False:
             continue
-        is_certain = bug["certain"] and by_settings is True and by_objects is True
+        is_seen = by_objects is True and all(name in settings for name in bug["settings"])
+        is_certain = bug["certain"] and is_seen
         facts = {key: value for key, value in bug.items() if key not in ("affected", "seen")}
         because = _because(bug, versions, settings) if is_certain else ""
         bugs_of_run.append({**facts, "certain": is_certain, "because": because})
@@ -250,14 +243,6 @@ def impossible_bugs(file: str, optimizer: str) -> list[str]:
     modules = {module for module, _ in callers()}
     possible = {bug["name"] for bug in known_bugs(bugs, {}, settings, modules)}
     return sorted({bug["name"] for bug in bugs} - possible)
-
-
-def _is_met(bug: Mapping[str, Any], settings: Mapping[str, Any]) -> bool | None:
-    """Whether settings meet the conditions of a bug; None if not all of them are seen."""
-    rules = bug["settings"]
-    if not all(holds(rule, settings[name]) for name, rule in rules.items() if name in settings):
-        return False
-    return True if all(name in settings for name in rules) else None
 
 
 def _because(

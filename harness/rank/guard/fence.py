@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch.utils.hooks import unserializable_hook
 
+from .posting.budget import CheckCosts
 from .sentences import say, short
 from .settings import report_in
 
@@ -24,14 +25,14 @@ class Checked(Protocol):
     """What a fence knows of a training."""
 
     steps: int
+    costs: CheckCosts
 
     @property
     def due(self) -> bool: ...
     @property
     def armed(self) -> bool: ...
     @property
-    def resume(self) -> Any: ...
-    def spend(self, seconds: float) -> None: ...
+    def states(self) -> Any: ...
     def disarm(self) -> None: ...
 
 
@@ -61,7 +62,9 @@ class Fence:
 
     def looks_at_step(self) -> bool:
         """Whether something is to be read before a step."""
-        return self.is_alive() and any(one.armed or one.resume for one in self.trainings)
+        return self.is_alive() and any(
+            one.armed or one.states.next_resume for one in self.trainings
+        )
 
     def is_armed(self) -> bool:
         """Whether a training is in a checked step."""
@@ -90,7 +93,7 @@ class Fence:
             self.stop(short(error))
         training = training or self._spender()
         if training is not None:
-            training.spend(time.perf_counter() - started)
+            training.costs.spend(time.perf_counter() - started)
 
     def _spender(self) -> Checked | None:
         """The training for which a handler works now."""

@@ -43,16 +43,16 @@ class Guard:
         """Subscribe, before the script runs. Handlers of one event are called in this order."""
         trainings, fence, account = self.trainings, self.fence, self.account
         losses, rows, schedules = self.losses, self.rows, self.schedules
-        collectives = self.collectives
+        parts = trainings, fence, account, losses, rows, schedules, self.collectives
         trainings.subscribe(fence, rows)
-        BackwardEvents(trainings, fence, losses, rows, collectives).subscribe()
+        BackwardEvents(*parts).subscribe()
         losses.subscribe(fence)
-        collectives.subscribe(fence)
-        GradientEvents(trainings, fence, losses).subscribe()
-        StepEvents(trainings, fence, account, losses, rows, schedules, collectives).subscribe()
+        self.collectives.subscribe(fence)
+        GradientEvents(*parts).subscribe()
+        StepEvents(*parts).subscribe()
         schedules.subscribe(fence)
-        Checkpoints(trainings, fence, rows, schedules).subscribe()
-        Merges(trainings, fence, account).subscribe()
+        Checkpoints(*parts).subscribe()
+        Merges(*parts).subscribe()
         rows.subscribe(fence)
         account.subscribe()
         if hasattr(os, "register_at_fork"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -13,9 +14,9 @@ from .checks import together
 from .checks.accumulation import LOSS_NEAR, loss_count
 from .checks.checkpoints import checkpoints
 from .checks.replicas import copies, replicas
-from .checks.views import Alarm, Memory, View
+from .checks.views import Memory, View
 from .posting.packing import ParameterTable
-from .posting.posts import LAST, Post
+from .posting.posts import LAST, Alarm, Post
 
 PATIENCE = 4
 """Checks in a row with cleared gradients that make a fault: a loop may skip a step now and then, as
@@ -59,11 +60,7 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
             "whether it is meant that gradients are cleared before a step uses them, perhaps as "
             "they lead to other weights (SAM, MAML): then gradients are not compared"
         )
-    alarms = [
-        Alarm(local.check, local.kind, local.text, [post.rank], local.size)
-        for post in posts
-        for local in post.alarms
-    ]
+    alarms = [replace(alarm, ranks=[post.rank]) for post in posts for alarm in post.alarms]
     for name, judge_of_step in JUDGES.items():
         is_of_all = name in ("gradients", "accumulation")  # also of those that were cleared
         if not (is_of_all and was_dropped and memory.gradients.dropped < PATIENCE):
@@ -97,12 +94,6 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             )
 
 
-def left_alarms(memory: Memory, averages: str = "") -> list[Alarm]:
-    """The alarms that wait for a further check, which does not come: the training is over.
-    ``averages`` says why weights that differ may be right, if the loop has averaged since."""
-    return [] if averages else list(memory.apart.held.values())
-
-
 def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
     """The alarms, without those of local SGD: it reduces no gradients, and averages the weights
     each few steps. A loop that has done so in none of many steps forgets the reduction."""
@@ -119,7 +110,11 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         averages = "the loop itself changes weights after a step, as local SGD does"
     if memory.apart.unreduced and any(view.post.loop.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
-    if memory.apart.unreduced and not any(map(_shares_a_training, views)):
+    tables = [together.table(view).columns for view in views]
+    has_one_model = any(any(one.groups) or any(one.fields["part"]) for one in tables)
+    # Otherwise each may have a fold, or a member of an ensemble, that began with one seed.
+    shares_training = has_one_model or any(view.post.data.epochs for view in views)
+    if memory.apart.unreduced and not shares_training:
         averages = (
             "perhaps each rank trains a model of its own, as nothing is reduced, no wrapper says "
             "that ranks share a model, and no sampler splits rows among them"
@@ -149,13 +144,6 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         memory.apart.held.clear()
         memory.not_seen.pop("alone", None)
     return others + apart
-
-
-def _shares_a_training(view: View) -> bool:
-    """Whether the rank has a part of the model or of the rows, or a wrapper says that it shares the
-    model. Otherwise it may have a fold, or a member of an ensemble, that began with one seed."""
-    columns = together.table(view).columns
-    return bool(view.post.data.epochs) or any(columns.groups) or any(columns.fields["part"])
 
 
 def _remembered(post: Post, memory: Memory) -> View:

@@ -24,18 +24,23 @@ Attributes = Mapping[str, Mapping[str, Any]]
 def objects(names: Iterable[str]) -> dict[str, list[Any]]:
     """The live objects of each class, by the class's full name: none if this process has not
     imported its module. ``names`` may have several, with OR between them."""
-    names = {name for several in names for name in several.split(OR)}
-    kinds = {name: kind for name in names if isinstance(kind := _imported(name), type)}
-    unimported = (name for name in names if name.rpartition(".")[0] not in sys.modules)
-    objects_by_kind: dict[str, list[Any]] = {name: [] for name in (*kinds, *unimported)}
+    kinds: dict[str, type] = {}
+    objects_by_kind: dict[str, list[Any]] = {}
+    for name in {name for several in names for name in several.split(OR)}:
+        module, _, class_name = name.rpartition(".")
+        kind = getattr(sys.modules.get(module), class_name, None)
+        if isinstance(kind, type):
+            kinds[name] = kind
+        if isinstance(kind, type) or module not in sys.modules:
+            objects_by_kind[name] = []
     if not kinds:
         return objects_by_kind
     by_type: dict[type, list[str]] = {}
     for candidate in gc.get_objects():
-        kind = type(candidate)
-        if kind not in by_type:
-            by_type[kind] = [name for name, base in kinds.items() if issubclass(kind, base)]
-        for name in by_type[kind]:
+        its_type = type(candidate)
+        if its_type not in by_type:
+            by_type[its_type] = [name for name, base in kinds.items() if issubclass(its_type, base)]
+        for name in by_type[its_type]:
             objects_by_kind[name].append(candidate)
     return objects_by_kind
 
@@ -48,7 +53,11 @@ def is_met(
     no such attribute."""
     answers = [
         _any(
-            name in callers if name in sys.modules else _any_meets(live.get(name), attributes)
+            name in callers
+            if name in sys.modules
+            else _any(_meets(one, attributes) for one in live[name])
+            if name in live
+            else None
             for name in several.split(OR)
         )
         for several, attributes in rules.items()
@@ -56,12 +65,6 @@ def is_met(
     if False in answers:
         return False
     return None if None in answers else True
-
-
-def _any_meets(candidates: Collection[Any] | None, attributes: Mapping[str, Any]) -> bool | None:
-    if candidates is None:
-        return None
-    return _any(_meets(one, attributes) for one in candidates)
 
 
 def _any(answers: Iterable[bool | None]) -> bool | None:
@@ -96,11 +99,15 @@ def attribute(value: Any, path: str) -> Any:
     stranger could do anything. Of a dictionary or a tuple, its item; of a tensor, only whether it
     requires a gradient. MISSING if there is none."""
     for name in path.split("."):
-        if type(value) in (dict, list, tuple):
-            value = _item(value, name)
+        if type(value) is dict:
+            value = value.get(name, MISSING)
+            continue
+        if type(value) in (list, tuple):
+            value = value[int(name)] if name.isdigit() and int(name) < len(value) else MISSING
             continue
         if issubclass(type(value), torch.Tensor):  # isinstance would ask a lazy object
-            return _requires_grad(value) if name == "requires_grad" else MISSING
+            with torch._C.DisableTorchFunctionSubclass():  # the code of its class does not run
+                return value.requires_grad if name == "requires_grad" else MISSING
         attributes = getattr(value, "__dict__", {})
         parts = (attributes.get(kind) for kind in ("_modules", "_parameters"))
         holders = [attributes, *(part for part in parts if isinstance(part, dict))]
@@ -115,21 +122,3 @@ def attribute(value: Any, path: str) -> Any:
         if value is MISSING:
             return MISSING
     return value
-
-
-def _requires_grad(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is trained. The code of its class does not run."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.requires_grad
-
-
-def _item(owner: Any, name: str) -> Any:
-    """An item of a plain dictionary, list or tuple."""
-    if type(owner) is dict:
-        return owner.get(name, MISSING)
-    return owner[int(name)] if name.isdigit() and int(name) < len(owner) else MISSING
-
-
-def _imported(name: str) -> Any:
-    module, _, kind = name.rpartition(".")
-    return getattr(sys.modules.get(module), kind, None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .callers import frames
 
 MAKING = {
     "initialize_optimizer_states": "deepspeed.",
@@ -39,13 +39,11 @@ def restarts() -> int:
 
 def makes_state() -> bool:
     """Whether a package steps the optimizer, before any training, to make its state."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        package = MAKING.get(frame.f_code.co_name)
-        if package and str(frame.f_globals.get("__name__", "")).startswith(package):
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        package and str(frame.f_globals.get("__name__", "")).startswith(package)
+        for frame in frames()
+        for package in [MAKING.get(frame.f_code.co_name)]
+    )
 
 
 def captures() -> bool:

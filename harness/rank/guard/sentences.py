@@ -51,9 +51,15 @@ def watched_run(releases: Mapping[str, str], settings: Mapping[str, Any]) -> str
     return f"watches {', '.join(words)}"
 
 
-def steps_in_words(steps: int, restarts: int) -> str:
-    """How many steps a training made, and since when, if torchrun has started it again."""
-    return number_of(steps, "step") + (f" since restart {restarts}" if restarts else "")
+def progress(steps: int, restarts: int, checks: int, percent: float, ms: float, faults: int) -> str:
+    """A training in one line: its steps since torchrun has started it, what they cost, and its
+    faults."""
+    since = f" since restart {restarts}" if restarts else ""
+    return (
+        f"{number_of(steps, 'step')}{since}, {checks} checked; "
+        f"cost {percent:.2f} % of the time ({ms:.1f} ms a check); "
+        + (number_of(faults, "fault") if faults else "no alarm")
+    )
 
 
 def number_of(number: int, noun: str, plural: str = "s") -> str:

@@ -28,14 +28,8 @@ class Lane:
     faults: tuple[tuple[float, float, str], ...]
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A parameter, and the largest size of a fault that names it."""
-
-    name: str
-    y: int
-    width: float
-    size: str
+Bar = tuple[str, int, float, str]
+"""A parameter, its place and width in pixels, and the largest size of a fault that names it."""
 
 
 def page(report: Report) -> str:
@@ -98,7 +92,7 @@ def _pictures(report: Report) -> Iterator[tuple[str, list[Bar]]]:
             yield (
                 check if total == len(ordered) else f"{check} ({len(ordered)} of {total})",
                 [
-                    Bar(name, ROW * row, round(max(2.0, room * size / largest), 1), f"{size:.3g}")
+                    (name, ROW * row, round(max(2.0, room * size / largest), 1), f"{size:.3g}")
                     for row, (name, size) in enumerate(ordered)
                 ],
             )
@@ -151,11 +145,11 @@ step {{ last }}</text>
 <h2>Parameters by size of the fault: {{ check | plain }}</h2>
 <div class="wide"><svg viewBox="0 0 {{ width }} {{ row * (bars | length) }}" role="img" \
 aria-label="parameters by size of the fault">
-{% for bar in bars %}
-<text x="0" y="{{ bar.y + 17 }}">{{ bar.name | plain | truncate(38, true, "...", 0) }}\
-<title>{{ bar.name | plain }}</title></text>
-<rect class="fault" x="{{ left }}" y="{{ bar.y + 5 }}" width="{{ bar.width }}" height="15"/>
-<text x="{{ left + bar.width + 6 }}" y="{{ bar.y + 17 }}">{{ bar.size }}</text>
+{% for name, y, length, size in bars %}
+<text x="0" y="{{ y + 17 }}">{{ name | plain | truncate(38, true, "...", 0) }}\
+<title>{{ name | plain }}</title></text>
+<rect class="fault" x="{{ left }}" y="{{ y + 5 }}" width="{{ length }}" height="15"/>
+<text x="{{ left + length + 6 }}" y="{{ y + 17 }}">{{ size }}</text>
 {% endfor %}
 </svg></div>
 {% endfor %}

@@ -44,10 +44,8 @@ SIGNS = {
 """The alarms that see what breaks a relation of probe, by check and kind: in any layout, and in
 those that accumulate or resume. A resumed layout has none of the former, but for gradients."""
 
-NOTES = {
-    "the reference's gradient is # times that of the mean cross-entropy": "accumulation/tokens"
-}
-"""The alarms that see what a note of probe says, by how it begins."""
+NOTE = "the reference's gradient is # times that of the mean cross-entropy"
+"""How a note of probe begins that says what the alarm ``accumulation/tokens`` sees."""
 
 TIMES = "accumulation/weight gradients/longer"
 """The alarms that see a gradient which is a multiple of the right one."""
@@ -129,15 +127,13 @@ def _signature(file: Path) -> list[str]:
         return []
     recorded = json.loads(file.read_text(encoding="utf-8")).get("recorded", {})
     signs, others = (recorded.get(name, {}).get("shown", []) for name in ("buggy", "fixed"))
-    notes = _notes(signs) - _notes(others)  # the loop may have them with any release
+    has_note, others_have_it = (
+        any(sign.get("note") and sign["relation"].startswith(NOTE) for sign in some)
+        for some in (signs, others)
+    )
     alarms = set().union(*(_alarms(sign) for sign in signs if not sign.get("note")))
-    return sorted(alarms.union(*(NOTES[note].split() for note in notes)))
-
-
-def _notes(signs: Sequence[Mapping[str, Any]]) -> set[str]:
-    """What notes of a probe say that alarms see, too."""
-    texts = {sign["relation"] for sign in signs if sign.get("note")}
-    return {note for note in NOTES if any(text.startswith(note) for text in texts)}
+    # The loop may have the note with any release.
+    return sorted(alarms | ({"accumulation/tokens"} if has_note and not others_have_it else set()))
 
 
 def _alarms(sign: Mapping[str, Any]) -> Iterator[str]:

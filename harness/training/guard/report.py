@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
-from harness.rank.guard.sentences import alarm_in_words, known_bug, steps_in_words
+from harness.rank.guard.sentences import alarm_in_words, known_bug, progress
 from harness.system.errors import Inconclusive, UserError
-from harness.system.text import count, one_line
+from harness.system.text import one_line
 
 EARLIER = "summary-*.json"
 Key = tuple[Any, Any, Any]
@@ -130,11 +130,8 @@ def _heading(summary: Mapping[str, Any], faults: int | None = None) -> str:
     """A training in one line, with the faults that its summary has, or with so many."""
     faults = len(summary["faults"]) if faults is None else faults
     checks = summary.get("checks", len(summary["checked"]))
-    text = (
-        f"{steps_in_words(summary['steps'], summary.get('restarts', 0))}, {checks} checked; "
-        f"cost {summary['cost_percent']:.2f} % of the time ({summary['check_ms']:.1f} ms a check); "
-        + (count(faults, "fault") if faults else "no alarm")
-    )
+    cost = summary["cost_percent"], summary["check_ms"]
+    text = progress(summary["steps"], summary.get("restarts", 0), checks, *cost, faults)
     if summary.get("exit_code"):
         text += f"; the command ended with code {summary['exit_code']}"
     if has_ended(summary):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..posting.posts import Alarm
 from ..sentences import number_of
 from . import together
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 LOSS_NEAR = 1e-2
 """How far a loss's weight may be from 1: bf16 rounds it by up to 0.4 %. A Trainer that counts the
@@ -109,11 +110,10 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     stays = abs(total - before) <= LOSS_NEAR * total
     memory.losses.steady = memory.losses.steady + 1 if stays else 0
     is_sure = micro > 1 or memory.losses.steady >= 2
-    factors = _factors(micro, ranks)
-    if losses.whole:
-        factors = {name: factors[name] for name in WHOLE}
-    for name, factor in factors.items():
-        names = [other for other in factors if factors[other] == factor]
+    factors = {name: float(micro**k * ranks**r) for name, (k, r, _) in FACTORS.items()}
+    possible = {name: factors[name] for name in (WHOLE if losses.whole else factors)}
+    for name, factor in possible.items():
+        names = [other for other in possible if possible[other] == factor]
         if factor == ranks and not losses.whole and any(view.post.losses.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
@@ -121,7 +121,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 memory.not_seen["weight"] = f"{sentence}: {reason}"
                 return
             of = f"{number_of(micro, 'micro-batch', 'es')}, {number_of(ranks, 'rank')}"
-            text = f"{sentence}: {IN_WORDS[name]} ({of})"
+            text = f"{sentence}: {FACTORS[name][-1]} ({of})"
             yield Alarm("accumulation", "weight", text, who, total, factors=names)
             return
     if losses.whole:
@@ -131,9 +131,9 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         text = f"{sentence}: it is divided by another number of tokens than it has"
         yield Alarm("accumulation", "tokens", text, who, total)
         return
-    for name, factor in _factors(micro, ranks).items():  # both at once, as in transformers 5.2
+    for name, factor in factors.items():  # both at once, as in transformers 5.2
         if memory.trainer and summed and factor < 1 and abs(total - factor) <= TOKENS_NEAR * factor:
-            text = f"{sentence}: about {IN_WORDS[name]}"
+            text = f"{sentence}: about {FACTORS[name][-1]}"
             yield Alarm("accumulation", "weight", text, who, total, factors=[name])
             return
 
@@ -241,28 +241,17 @@ def _uneven(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterato
         yield Alarm("accumulation", "uneven", text, [view.rank for view in views], max(shares))
 
 
-IN_WORDS = {
-    "k": "as often as there are micro-batches",
-    "1/k": "divided by the number of micro-batches",
-    "ranks": "as often as there are ranks",
-    "1/ranks": "divided by the number of ranks",
-    "ranks*k": "as often as there are micro-batches on all ranks",
-    "1/(ranks*k)": "divided by the number of micro-batches on all ranks",
-    "1/k**2": "divided twice by the number of micro-batches",
+FACTORS = {
+    "k": (1, 0, "as often as there are micro-batches"),
+    "1/k": (-1, 0, "divided by the number of micro-batches"),
+    "ranks": (0, 1, "as often as there are ranks"),
+    "1/ranks": (0, -1, "divided by the number of ranks"),
+    "ranks*k": (1, 1, "as often as there are micro-batches on all ranks"),
+    "1/(ranks*k)": (-1, -1, "divided by the number of micro-batches on all ranks"),
+    "1/k**2": (-2, 0, "divided twice by the number of micro-batches"),
 }
-"""Wrong constants of a loss: the names are those that ``probe`` writes."""
+"""Wrong constants of a loss, as powers of the numbers of micro-batches and of ranks, and in words.
+The names are those that ``probe`` writes."""
 
 WHOLE = ("k", "1/k")
 """The constants that are told of a whole loss."""
-
-
-def _factors(micro: int, ranks: int) -> dict[str, float]:
-    return {
-        "k": micro,
-        "1/k": 1 / micro,
-        "ranks": ranks,
-        "1/ranks": 1 / ranks,
-        "ranks*k": micro * ranks,
-        "1/(ranks*k)": 1 / (micro * ranks),
-        "1/k**2": 1 / micro**2,
-    }

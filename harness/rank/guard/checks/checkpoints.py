@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ....detectors.arithmetic import NOISE
-from ..posting.posts import Pass, Post
+from ..posting.posts import Alarm, Pass, Post
 from ..states.training_states import (
     COPY,
     FILED,
@@ -35,7 +35,7 @@ from ..states.training_states import (
 )
 from .files import files
 from .samples import of_ranks
-from .views import Alarm, Memory, View, named
+from .views import Memory, View, named
 
 MOST_SAVED = 16
 """Saved states that are kept."""
@@ -67,30 +67,16 @@ class Whole:
 
 
 @dataclass
-class State:
-    """What was trained, written or read, on all ranks that took part."""
+class State(TrainingState):
+    """What was trained, written or read, on all ranks that took part. ``begun`` has the epochs of
+    all of them, and ``orders`` those of the first one."""
 
-    event: str
-    step: int
-    path: str
-    stamp: str
-    count: float
-    is_promised: bool
-    rates: list[Any]
-    is_rate_kept: bool
-    numbers: dict[str, Any]
-    wholes: dict[str, dict[str, Whole]]
+    wholes: dict[str, dict[str, Whole]] = field(default_factory=dict)
     """By the name of a parameter, and by kind."""
-    ranks: list[int]
+    ranks: list[int] = field(default_factory=list)
     is_of_this_process: bool = True
     is_in_files: bool = False
     """At a save, whether files got these weights, and no others."""
-    changed: list[str] = field(default_factory=list)
-    """After a load, the parameters that the loop has written since, or their state."""
-    begun: list[dict[str, Any]] = field(default_factory=list)
-    """The fields of a ``Pass`` of all ranks, for each epoch that was in its middle."""
-    orders: list[list[int]] = field(default_factory=list)
-    """The first batches of epochs that were over, on the first rank."""
 
     def to_json(self) -> dict[str, Any]:
         wholes = {
@@ -192,8 +178,8 @@ def _events(posts: Iterable[Post]) -> Iterator[list[Member]]:
             state = TrainingState(**fields)
             if state.event == PARTED:
                 continue
-            numbers = sums[at : at + len(state.parts)].tolist()
-            at += len(state.parts)
+            begin, at = at, at + len(state.parts)
+            numbers = sums[begin:at].tolist()
             # Each rank may save a file of its own.
             path = "" if state.event == SAVED else state.path
             key = state.step, state.event, path
@@ -222,28 +208,15 @@ def _merged(members: Sequence[Member]) -> State:
             _digest(sorted((place, number) for place, (_, number) in places.items())),
             odd.get((name, kind), []),
         )
-    _, first_state, _ = members[0]
+    first_state = members[0][1]
     common = {
         key: value
         for key, value in first_state.numbers.items()
         if all(state.numbers.get(key) == value for _, state, _ in members)
     }
-    names = (
-        "event",
-        "step",
-        "path",
-        "stamp",
-        "count",
-        "is_promised",
-        "rates",
-        "is_rate_kept",
-        "changed",
-        "orders",
-    )
-    fields = {name: getattr(first_state, name) for name in names}
     begun = _begun([[Pass(**one) for one in state.begun] for _, state, _ in members])
-    ranks = [rank for rank, *_ in members]
-    return State(**fields, numbers=common, wholes=wholes, ranks=ranks, begun=begun)
+    fields = {**vars(first_state), "parts": [], "numbers": common, "begun": begun}
+    return State(**fields, wholes=wholes, ranks=[rank for rank, *_ in members])
 
 
 def _begun(by_rank: Sequence[Sequence[Pass]]) -> list[dict[str, Any]]:
@@ -288,7 +261,7 @@ def _filled(state: State, memory: Memory) -> Iterator[Alarm]:
     if saved is None:
         return
     memory.compared["checkpoints"] = len(saved.wholes)
-    file, differing = os.path.basename(state.path), saved.unequal(state, _is_any)
+    file, differing = os.path.basename(state.path), saved.unequal(state, lambda _: True)
     if differing:
         text = f"{file} has other values of {named(differing)} than those that were {saved.when}"
         yield Alarm("checkpoints", "file", text, state.ranks, float(len(differing)), differing)
@@ -308,12 +281,10 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
     """The training goes on with what was trained at the save."""
     candidates = [one for one in memory.saved if one.event != WRITTEN]
     saved = max(candidates, key=lambda one: _likeness(one, state), default=None)
-    if saved is None or not _likeness(saved, state):
-        of_file = (one for one in reversed(candidates) if one.is_loaded_by(state))
-        saved = next(of_file, None)
+    is_whole = saved is not None and _likeness(saved, state) > 0
+    if not is_whole:
+        saved = next((one for one in reversed(candidates) if one.is_loaded_by(state)), None)
         is_whole = state.is_promised
-    else:
-        is_whole = True
     if saved is None:
         kinds = {kind for kinds in state.wholes.values() for kind in kinds}
         if any(map(_is_inner, kinds)):
@@ -325,7 +296,7 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
     memory.data.begun = [Pass(**one) for one in saved.begun]
     memory.data.orders = saved.orders if state.is_promised else []
     yield from _rate(saved, state)
-    lost = saved.unequal(state, _is_state) if is_whole else []
+    lost = saved.unequal(state, lambda kind: not _is_weight(kind)) if is_whole else []
     if lost:
         text = f"after the load the optimizer's state of {named(lost)} is not the one {saved.when}"
         yield Alarm("checkpoints", "state", text, state.ranks, float(len(lost)), lost)
@@ -392,18 +363,10 @@ def _equal(pairs: Sequence[tuple[Whole, Whole | None]]) -> int:
     return sum(new is not None and old.is_equal(new) for old, new in pairs)
 
 
-def _is_any(kind: str) -> bool:
-    return True
-
-
 def _is_weight(kind: str) -> bool:
     return kind in (WEIGHT, COPY)
 
 
-def _is_state(kind: str) -> bool:
-    return not _is_weight(kind)
-
-
 def _is_inner(kind: str) -> bool:
     """Whether it is kept by the optimizer itself, and not by one around it."""
-    return _is_state(kind) and OUTER not in kind
+    return not _is_weight(kind) and OUTER not in kind

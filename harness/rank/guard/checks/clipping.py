@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from .views import Alarm, Memory, View
+from ..posting.posts import Alarm
+from .views import Memory, View
 
 NEAR = 2e-2
 """How far (as a fraction) a norm may be from the right one: bf16 rounds it by up to 0.4 %.
@@ -106,7 +107,11 @@ def _scaled(views: Sequence[View]) -> Iterator[Alarm]:
         if "scaled" in view.post.tensors:
             norm, limit, scale = view.post.tensors["scaled"].tolist()
             is_clipped = math.isfinite(norm) and norm > limit > 0
-            if is_clipped and scale >= LARGE * limit and not _may_be_product(limit, scale):
+            # A number of two digits, as people write a limit, times a power of two from 1024 on
+            # has more than two: then a loop may have multiplied its limit by the scale.
+            is_written = abs(float(f"{limit:.1e}") - limit) <= 1e-6 * limit
+            is_power = math.frexp(scale)[0] == 0.5 and scale >= LEAST_SCALE
+            if is_clipped and scale >= LARGE * limit and is_written and is_power:
                 faults.append((view.rank, limit, scale))
     if faults:
         _, limit, scale = faults[0]
@@ -115,13 +120,6 @@ def _scaled(views: Sequence[View]) -> Iterator[Alarm]:
             f"them by {scale:.6g}: the step uses a norm of {limit / scale:.2g} (unscale_ before it)"
         )
         yield Alarm("gradients", "scale", text, [rank for rank, *_ in faults], scale)
-
-
-def _may_be_product(limit: float, scale: float) -> bool:
-    """Whether a loop may have multiplied its limit by the scale. A number of two digits, as people
-    write a limit, times a power of two from 1024 on, has more than two digits."""
-    is_written = abs(float(f"{limit:.1e}") - limit) <= 1e-6 * limit
-    return not is_written or math.frexp(scale)[0] != 0.5 or scale < LEAST_SCALE
 
 
 def _squares(view: View) -> dict[Piece, float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..posting.posts import Post
+from ..posting.posts import Alarm
 from . import together
 from .samples import splitting_groups
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 ALIKE = 4
 """So many checks in a row make a fault: equal rows of a few steps may be on purpose. llm.c's
@@ -32,7 +32,12 @@ def common_rows(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     if any(view.post.data.rows or view.post.data.epochs for view in views):
         memory.data.alike.clear()
         return
-    marks = {view.rank: mark for view in views if (mark := _mark(view.post)) is not None}
+    marks: dict[int, Mark] = {}
+    for view in views:
+        computed, sums = (view.post.tensors.get(name) for name in ("computed", "targets_sum"))
+        if computed is not None and computed.any():
+            of_targets = () if sums is None else tuple(sums.tolist())
+            marks[view.rank] = hash(computed.numpy().tobytes()), of_targets
     reduced = _reduced_by_loop(views)
     for group in sorted(reduced or splitting_groups(views)):
         members = {marks.get(rank) for rank in group}
@@ -82,10 +87,3 @@ def _reduced_by_loop(views: Sequence[View]) -> set[tuple[int, ...]]:
         one is not None and firsts[0] is not None and one.equal(firsts[0]) for one in firsts
     )
     return {tuple(view.rank for view in views)} if is_alike else set()
-
-
-def _mark(post: Post) -> Mark | None:
-    computed, sums = post.tensors.get("computed"), post.tensors.get("targets_sum")
-    if computed is None or not computed.any():
-        return None
-    return hash(computed.numpy().tobytes()), () if sums is None else tuple(sums.tolist())

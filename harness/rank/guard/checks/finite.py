@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from ..posting.posts import Post
+from ..posting.posts import Alarm, Post
 from ..sampling.module_outputs import MODEL
-from .views import Alarm, Memory, View, named
+from .views import Memory, View, named
 
 
 def has_lost_loss(post: Post) -> bool:
@@ -35,7 +34,11 @@ def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     losses = {v.rank: loss for v in views if (loss := _lost_loss(v.post)) is not None}
     weights = {v.rank: lost for v in views if (lost := _lost_weights(v, memory, bool(losses)))}
     step = views[0].post.step
-    where = _module(views)
+    looked = [view.post for view in views if view.post.outputs.calls or view.post.outputs.opaque]
+    where = next(filter(None, map(_first_module, looked)), "")
+    opaque = next((post.outputs.opaque for post in looked if post.outputs.opaque), "")
+    if opaque and not where:
+        where = f" (in which module is not seen: {opaque})"
     if weights:
         alarm = _alarm(views, memory, weights, losses)
         alarm.text += where
@@ -52,7 +55,8 @@ def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 
 
 def _note_seen(views: Sequence[View], memory: Memory) -> None:
-    sizes = [view.post.tensors["weight_sizes"] for view in views if _has_sizes(view)]
+    pairs = [(v.post.tensors["weight_sizes"], v) for v in views if "weight_sizes" in v.post.tensors]
+    sizes = [size for size, view in pairs if len(size) == len(view.numbers) > 0]
     if not sizes:
         return
     memory.compared["finite"] = max(map(len, sizes))
@@ -64,10 +68,6 @@ def _note_seen(views: Sequence[View], memory: Memory) -> None:
     memory.not_seen.pop("finite", None)
     if missing:
         memory.not_seen["finite"] = f"whether {' and '.join(missing)} are finite is not seen"
-
-
-def _has_sizes(view: View) -> bool:
-    return len(view.post.tensors.get("weight_sizes", ())) == len(view.numbers) > 0
 
 
 def _lost_loss(post: Post) -> float | None:
@@ -145,7 +145,9 @@ def _without_loss(
         name = next(iter(computed.values()))
         origin = f"the first gradient that is not finite is that of {name}"
         return f"it begins in the backward: {origin}; {result_of_step}", sorted(computed)
-    if any(_has_lost_used(view) for view in with_lost_gradient):
+    # The computed ones are sampled at the same positions.
+    used = [view.post.tensors.get("used") for view in with_lost_gradient]
+    if any(one is not None and not bool(torch.isfinite(one).all()) for one in used):
         origin = "no rank computes a gradient that is not finite, and the optimizer gets one"
         return f"it begins in the reduction of gradients: {origin}; {result_of_step}", ranks
     if with_lost_gradient:
@@ -168,29 +170,9 @@ def _first_computed(view: View) -> str:
     return ""
 
 
-def _has_lost_used(view: View) -> bool:
-    """Whether a sampled value of the gradients that the optimizer uses is not finite: the computed
-    ones are sampled at the same positions."""
-    gradients = view.post.tensors.get("used")
-    return gradients is not None and not bool(torch.isfinite(gradients).all())
-
-
 def _names(views: Sequence[View], weights: Mapping[int, list[int]]) -> list[str]:
     names = (view.described[number].name for view in views for number in weights[view.rank])
     return list(dict.fromkeys(names))
-
-
-# -- modules --
-
-
-def _module(views: Sequence[View]) -> str:
-    """Where values begin that are not finite, as the end of a sentence; empty if no rank looked."""
-    looked = [view.post for view in views if view.post.outputs.calls or view.post.outputs.opaque]
-    texts = [text for post in looked if (text := _first_module(post))]
-    if texts:
-        return texts[0]
-    reasons = [post.outputs.opaque for post in looked if post.outputs.opaque]
-    return f" (in which module is not seen: {reasons[0]})" if reasons else ""
 
 
 def _first_module(post: Post) -> str:
@@ -210,16 +192,15 @@ def _first_module(post: Post) -> str:
     lost = math.isnan if is_nan else math.isinf
     firsts = [n for n in range(end + 1) if lost(sizes[n][1]) and not lost(sizes[n][0])]
     names = [post.outputs.calls[n][0] for n in firsts]
-    firsts = [n for n in firsts if not _contains(post.outputs.calls[n], names)] or firsts
+    inner = [
+        n
+        for n, name in zip(firsts, names)  # no module of these is within another one
+        if not any(one != name and (name == MODEL or one.startswith(f"{name}.")) for one in names)
+    ]
+    firsts = inner or firsts
     # Of infinite outputs, some are so on purpose: the last one is followed by no finite output.
     place = firsts[0 if is_nan else -1] if firsts else end
     name, kind, *_ = post.outputs.calls[place]
     why = "" if math.isfinite(sizes[place][2]) else ", whose weights are not finite"
     value = "nan" if is_nan else "inf"
     return f"; in step {post.step} the first {value} is in the output of {name} ({kind}){why}"
-
-
-def _contains(call: Sequence[Any], names: Sequence[str]) -> bool:
-    """Whether the module of a call contains another one of these."""
-    name = call[0]
-    return any(other != name and (name == MODEL or other.startswith(f"{name}.")) for other in names)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..posting.posts import Alarm
 from . import together
 from .accumulation import LOSS_NEAR, LossCount, loss_count
-from .views import Alarm, Memory, View, groups_of, named
+from .views import Memory, View, groups_of, named
 
 NEAR = 5e-3
 """How far (as a fraction) a gradient may be from the right one: reductions add in another order.
@@ -35,11 +36,11 @@ class Pair:
     largest: float
     """The norm of the largest gradient of a rank, at the same positions."""
     coarse: bool
-    parts: list[Tensor] = field(default_factory=list)
-    """The gradient of each rank."""
-    common: bool = True
+    parts: Tensor
+    """The gradient of each rank, in rows."""
+    common: bool
     """Whether all ranks use the same gradient, as far as they have the same part of it."""
-    left: Tensor | None = None
+    left: Tensor | None
     """The gradient that was there when the step began; None without one."""
     tied: list[Tensor] = field(default_factory=list)
     """The means of weights of other stages that were equal to this one at first: if these share a
@@ -195,14 +196,10 @@ def _stale(view: View, pairs: Sequence[Pair], near: float) -> Alarm | None:
 
 def _is_of_one_rank(pairs: Sequence[Pair], near: float) -> bool:
     """Whether the gradients that are used are those that one of the ranks computed."""
-    for rank in range(len(pairs[0].parts)):
-        if any(rank >= len(pair.parts) for pair in pairs):
-            return False
-        used = torch.cat([pair.used for pair in pairs])
-        computed = torch.cat([pair.parts[rank] for pair in pairs])
-        if used.any() and float((used - computed).norm()) <= near * float(used.norm()):
-            return True
-    return False
+    used = torch.cat([pair.used for pair in pairs])
+    ranks = min(len(pair.parts) for pair in pairs)
+    apart = torch.cat([pair.parts[:ranks] for pair in pairs], 1) - used
+    return bool(used.any() and (apart.norm(dim=1) <= near * used.norm()).any())
 
 
 def _is_edit(pairs: Sequence[Pair], near: float, memory: Memory) -> bool:
@@ -227,7 +224,7 @@ def _weights_of_ranks(pairs: Sequence[Pair], near: float) -> list[float] | None:
     if any(len(pair.parts) != ranks for pair in pairs):
         return None
     gradient = torch.cat([pair.used for pair in pairs])
-    parts = torch.stack([torch.cat(parts) for parts in zip(*(pair.parts for pair in pairs))], 1)
+    parts = torch.cat([pair.parts for pair in pairs], 1).T
     if len(gradient) < 4 * ranks:
         return None
     weights = torch.linalg.lstsq(parts, gradient[:, None]).solution[:, 0]
@@ -302,10 +299,11 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             continue
         if len(members) % parts:
             continue
-        mean = torch.stack(present).sum(0) * parts / len(members)
+        rows = torch.stack(present)
+        mean = rows.sum(0) * parts / len(members)
         if not torch.isfinite(mean).all():
             return  # a loss scaler skips such a step, and its gradients are in none
-        largest = max(float(gradient.norm()) for gradient in present)
+        largest = float(rows.norm(dim=1).max())
         is_left_alone = not expected or all(view.post.loop.unreduced for view, _ in members)
         used_by_ranks = list(_used(members))
         common = _are_common(used_by_ranks)
@@ -318,11 +316,10 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
             alone.append(_is_alone(members))
         for view, number, position, used in used_by_ranks:
             compared.add(name)
-            part = mean[position : position + len(used)]
-            share = math.sqrt(len(used) / len(mean))
-            pair = Pair(name, used, part, largest * share, view.is_coarse(number))
-            pair.parts = [one[position : position + len(used)] for one in present]
-            pair.common, pair.left = common, _left(view, number)
+            part = slice(position, position + len(used))
+            size, coarse = largest * math.sqrt(len(used) / len(mean)), view.is_coarse(number)
+            left = _left(view, number)
+            pair = Pair(name, used, mean[part], size, coarse, rows[:, part], common, left)
             pairs[view.rank].append(pair)
             if place := _place_of_tie(view, number):
                 ties.setdefault(place, []).append(pair)

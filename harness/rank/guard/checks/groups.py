@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....detectors.arithmetic import NOISE
-from .views import Alarm, Memory, View
+from ..posting.posts import Alarm
+from .views import Memory, View
 
 SAME = ("lr", "weight_decay", "momentum", "betas", "eps", "d")
 """Settings of a group that say how far a step goes; ``d`` is the step size that Prodigy and

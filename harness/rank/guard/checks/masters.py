@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .views import Alarm, Memory, View, named
+from ..posting.posts import Alarm
+from .views import Memory, View, named
 
 
 def masters(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:

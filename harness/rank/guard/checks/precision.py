@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ....detectors.arithmetic import MOVED, count_moved
+from ..posting.posts import Alarm
 from . import together
 from .stacked_updates import Updates, stacked
-from .views import Alarm, Memory, Rate, View, named
+from .views import Memory, Rate, View, named
 
 DIGITS = {"bfloat16": 8, "float16": 11}
 """Of a weight's mantissa, in bits."""

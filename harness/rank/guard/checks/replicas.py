@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..posting.posts import Alarm
 from . import together
-from .views import Alarm, Memory, View, groups_of, named
+from .views import Memory, View, groups_of, named
 
 
 def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -19,8 +20,11 @@ def replicas(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         model = members[bits.index(usual)]
         for (view, number), value in zip(members, bits):
             if value != usual:
-                name = view.described[number].name
-                distance = _distance(view, number, *model)
+                name, distance = view.described[number].name, 0.0
+                sample, usual_sample = view.weights(number), model[0].weights(model[1])
+                # Otherwise the samples are of what each rank steps.
+                if not view.described[number].master and len(sample) == len(usual_sample) > 0:
+                    distance = float((sample - usual_sample).abs().max())
                 distances[name] = max(distances.get(name, 0.0), distance)
                 ranks.add(view.rank)
     if distances:
@@ -48,12 +52,3 @@ def copies(
             key = described.copy, described.optimized, group_of(view, described), first
             groups.setdefault(key, []).append((view, number))
     yield from (members for members in groups.values() if len(members) > 1)
-
-
-def _distance(view: View, number: int, second_view: View, other_number: int) -> float:
-    if view.described[number].master:
-        return 0.0  # the samples are of what each rank steps
-    mine, theirs = view.weights(number), second_view.weights(other_number)
-    if len(mine) != len(theirs) or not len(mine):
-        return 0.0
-    return float((mine - theirs).abs().max())

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from ..posting.posts import EpochSample, Pass, sampled_rows
+from ..posting.posts import Alarm, EpochSample, Pass, sampled_rows
 from . import together
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 SURE = math.log(1e3)
 """The surprisal, in nats, that shows a sampler which gives no row twice: one that draws from all
@@ -41,7 +41,13 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """In a step no two ranks of a data-parallel training read the same rows, and epochs are
     different."""
     yield from passes(views, memory)
-    yield from _replayed(views, memory)
+    # After a load of the whole training, an epoch has another order than before the save.
+    if any(order in memory.data.orders for order in views[0].post.data.orders):
+        text = (
+            "the epoch after the load begins with the same rows in the same order as the one "
+            "before the save: the loader has forgotten how many epochs it has read"
+        )
+        yield Alarm("samples", "replayed", text, [view.rank for view in views])
     groups = splitting_groups(views)
     by_loader: dict[int, dict[int, list[int]]] = {}
     for view in views:
@@ -167,16 +173,6 @@ def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
         yield Alarm("samples", "resume", text, sorted(by_rank), float(common))
 
 
-def _replayed(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
-    """After a load of the whole training, an epoch has another order than before the save."""
-    if any(order in memory.data.orders for order in views[0].post.data.orders):
-        text = (
-            "the epoch after the load begins with the same rows in the same order as the one "
-            "before the save: the loader has forgotten how many epochs it has read"
-        )
-        yield Alarm("samples", "replayed", text, [view.rank for view in views])
-
-
 def _note_stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass], memory: Memory) -> None:
     """Note that an epoch has a part of the rows, as the one before: its sampler may be one that
     needs no epoch."""
@@ -202,12 +198,10 @@ def _surprise(
         memory.data.rows.update(*lists.values())
     sizes = [len({*rows}) for rows in twins.values()]
     pairs = math.log(len(lists) * (len(lists) - 1) / 2)
-    chance = pairs - _log_orders(len(memory.data.rows), min(sizes)) if sizes else 0.0
+    count = len(memory.data.rows)
+    orders = math.lgamma(count + 1) - math.lgamma(max(0, count - min(sizes, default=0)) + 1)
+    chance = pairs - orders if sizes else 0.0
     return -min(0.0, chance) / 2 - math.log(2)
-
-
-def _log_orders(count: int, chosen: int) -> float:
-    return math.lgamma(count + 1) - math.lgamma(max(0, count - chosen) + 1)
 
 
 def _are_rows(rows: Sequence[int]) -> bool:

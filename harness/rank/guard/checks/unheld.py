@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .views import Alarm, Memory, View, named
+from ..posting.posts import Alarm
+from .views import Memory, View, named
 
 
 def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """What gets gradients is in an optimizer: not so if that holds tensors of no module."""
     for view in views:
-        bits = view.post.tensors.get("bits")
         post = view.post
-        if view.first_bits is None or bits is None or post.check < 3:
-            continue
-        if not post.gradients.unheld:
+        is_late = post.check >= 3 and "bits" in post.tensors
+        if view.first_bits is None or not is_late or not post.gradients.unheld:
             continue
         still = [
             described.name
-            for number, described in ((n, view.described[n]) for n in view.numbers)
+            for number in view.numbers
+            for described in [view.described[number]]
             if not described.optimized
             and described.trained
             and int(view.first_bits[number]) == view.bits(number)
@@ -32,11 +32,9 @@ def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 f"{'it' if len(still) == 1 else 'them'}"
             )
         elif still:
-            verbs = "get gradients but never move"
-            if len(still) == 1:
-                verbs = "gets gradients but never moves"
+            s = "s" if len(still) == 1 else ""
             text = (
-                f"{named(still)} {verbs}: the optimizer holds "
+                f"{named(still)} get{s} gradients but never move{s}: the optimizer holds "
                 f"{post.gradients.foreign} tensors that belong to no module and have no gradient"
             )
             yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..posting.posts import Alarm
 from .stacked_updates import Updates, alike, stacked
-from .views import Alarm, Memory, View
+from .views import Memory, View
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """The rounding of a weight, as a fraction."""
@@ -35,7 +36,9 @@ def updates(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
                 memory.not_seen["updates"] = "updates are not compared: the optimizer has hooks"
                 continue
             memory.compared["updates"] += sum(int(one.count[row]) for one in comparisons)
-            if view.post.check == 1 and _counts_too_early(comparisons, row):
+            counts = {n for one in comparisons for n in one.counted[row].tolist()}
+            # One step was counted, with no gradient: a loop may keep the count of a load.
+            if view.post.check == 1 and {n for n in counts if not math.isnan(n)} == {1.0}:
                 text = (
                     f"{view.post.parameters.kind} counts a step before its first gradient, so that "
                     "its first steps are too short"
@@ -85,13 +88,6 @@ def _compared(updates: Updates) -> Comparison | None:
     has_wrong, count = is_wrong.any(-1).tolist(), is_compared.sum(-1).tolist()
     has_moved = updates.moved.any(-1)
     return Comparison(updates, error, ratio, has_moved, is_wrong, has_wrong, count, counted)
-
-
-def _counts_too_early(comparisons: Sequence[Comparison], row: int) -> bool:
-    """Whether an optimizer has counted one step, with no gradient: a loop may keep the count of a
-    load."""
-    counts = {count for one in comparisons for count in one.counted[row].tolist()}
-    return {count for count in counts if not math.isnan(count)} == {1.0}
 
 
 def _wrong(comparisons: Sequence[Comparison], row: int, view: View) -> Iterator[Alarm]:

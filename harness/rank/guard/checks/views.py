@@ -10,30 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ...training.layouts import Described
-from ..posting.posts import Pass, Post
+from ..posting.posts import Alarm, Pass, Post
 from ..sampling.samples import Positions
-
-
-@dataclass
-class Alarm:
-    """A fault of one step."""
-
-    check: str
-    kind: str
-    text: str
-    ranks: list[int]
-    size: float = 0.0
-    parameters: list[str] = field(default_factory=list)
-    step: int = 0
-    """The step of the fault, if that is not the one of the posts."""
-    factors: list[str] = field(default_factory=list)
-    """What ``size`` may be in terms of ranks and micro-batches, such as ``k`` or ``1/ranks``."""
-
-    @property
-    def signs(self) -> set[str]:
-        """Names of the fault: bugs of the catalogue with the same sign may be its reason."""
-        sign = f"{self.check}/{self.kind}"
-        return {f"{sign}/{factor}" for factor in self.factors} or {sign}
 
 
 @dataclass

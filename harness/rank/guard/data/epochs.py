@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..live_objects import attribute
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 from .samplers import EpochSampler
 from .splits import EpochRows
 
@@ -86,7 +86,7 @@ LEAST_MISSING = 0.05
 as 0.3 % of three epochs. transformers 4.50.3 trains 8 of 10 epochs (``trainer_epochs_short``)."""
 
 
-def missing_epochs(settings: Any, state: Any) -> Iterator[LocalAlarm]:
+def missing_epochs(settings: Any, state: Any) -> Iterator[Alarm]:
     """An alarm if a Trainer with these settings that has made all steps that it planned trained
     fewer epochs than it was asked for. A callback may stop it before, and a number of steps may be
     asked for instead."""
@@ -103,4 +103,4 @@ def missing_epochs(settings: Any, state: Any) -> Iterator[LocalAlarm]:
             f"the Trainer was asked for {asked:.4g} epochs, and ends by itself after {epoch:.4g}: "
             f"it planned {planned:.0f} steps, which are fewer"
         )
-        yield LocalAlarm("samples", "short", text, missing)
+        yield Alarm("samples", "short", text, size=missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import weakref
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, TrainerEnd, instrument
 from ..fence import Fence, quietly
-from ..posting.posts import EpochSample, LocalAlarm, Pass, Post, sampled_rows
+from ..posting.posts import Alarm, EpochSample, Pass, Post, sampled_rows
 from ..process import is_worker
 from .epochs import FIRST_BATCHES, Epoch, missing_epochs
-from .samplers import batches_of, draws_again, epoch_samplers, is_installed, shuffles
+from .samplers import EpochSampler, batches_of, draws_again, epoch_samplers, is_installed, shuffles
 from .splits import EpochRows, sample_of_step, splits
 from .streams import ROUNDS, Rounds
-from .workers import Draws, WorkerNumbers, is_stream
+from .workers import EpochDraws, WorkerNumbers, compared_draws, is_stream
 
 MOST_ROWS = 512
 """Rows of a step that are compared with those of other ranks: a limit of a post's size."""
@@ -79,18 +80,19 @@ class Loader:
         """The first epoch after a load, until rank 0 has learned with which rows it begins."""
         self._passes = 0
         """Those of which it has."""
-        self._iterator: Callable[[], Any] = _nothing
+        self._iterator: Callable[[], Any] = lambda: None
         """The last iterator whose batches train, ..."""
         self._iterators = 0
         """... how many there were, ..."""
         self._has_ended = self._was_whole = False
         """... whether it was read to its end, and whether the one before was."""
-        self._draws = Draws()
+        self._draws: EpochDraws | None = None
+        """The random numbers of the workers in the last epoch that was compared."""
         self._repeats = False
         """Whether a batch has a row twice: its sampler repeats, or draws with replacement."""
-        self._again: LocalAlarm | None = None
+        self._again: Alarm | None = None
         """What is told if the last batch trains."""
-        self._unsplit: LocalAlarm | None = None
+        self._unsplit: Alarm | None = None
         """What is told when a batch trains."""
         self._shuffles = self._told = False
 
@@ -99,7 +101,7 @@ class Loader:
         self._goes_on = goes_on
         self._trained = self._before = None
         self._has_ended, self._open = False, []
-        self._draws.restart()
+        self._draws = None
 
     def read(self, rows: list[int], iterator: Any) -> None:
         """Note the indices of a batch."""
@@ -116,10 +118,13 @@ class Loader:
             os.environ.get("WORLD_SIZE") or 1
         )
         is_again = batch in epoch.seen and within and not self._repeats
-        if is_again and is_installed(iterator) and _is_no_chance(epoch, len(rows)):
+        # A sampler that draws from all rows hardly gives this batch again: so many were different.
+        orders = len(rows) * math.log(max(2, epoch.rows - len(rows)))
+        is_no_chance = 2 * math.log(epoch.batches) - math.log(2) < math.log(CHANCE) + orders
+        if is_again and is_no_chance and is_installed(iterator):
             row_list = ", ".join(map(str, rows[:4]))
             text = f"the rows {row_list}, ... came twice in epoch {epoch.number}"
-            self._again = LocalAlarm("samples", "again", text)
+            self._again = Alarm("samples", "again", text)
         if len(epoch.seen) < MOST_BATCHES:
             epoch.seen.add(batch)
 
@@ -129,12 +134,15 @@ class Loader:
         if size != self._size:
             self._size, self._sampled = size, set(sampled_rows(size))
         self._shuffles = shuffles(iterator)
-        epoch = Epoch(self._count, batches_of(iterator), epoch_samplers(iterator))
+        samplers: list[EpochSampler] = []
+        with contextlib.suppress(Exception):  # a stranger's code
+            samplers = epoch_samplers(iterator)
+        epoch = Epoch(self._count, batches_of(iterator), samplers)
         split_rows = splits(iterator, self.dataset())
         epoch.part = EpochRows(split_rows) if split_rows else None
         return epoch
 
-    def read_stream(self, alarm: LocalAlarm | None) -> None:
+    def read_stream(self, alarm: Alarm | None) -> None:
         """Note what was seen in a batch of a stream."""
         self._unsplit = self._unsplit or alarm
 
@@ -142,7 +150,7 @@ class Loader:
         """Note that an iterator has no batch any more."""
         self._has_ended = self._has_ended or self._iterator() is iterator
 
-    def trained(self, iterator: Any, numbers: WorkerNumbers) -> LocalAlarm | None:
+    def trained(self, iterator: Any, numbers: WorkerNumbers) -> Alarm | None:
         """Note that a backward begins with the last batch: an evaluation may read as it likes."""
         self.trains = True
         epoch, alarm = self._last, self._again or self._unsplit
@@ -181,7 +189,7 @@ class Loader:
         if epoch.goes_on or self._passes + len(self._open) < PASSES:
             self._open.append(epoch)
 
-    def _compare_order(self, epoch: Epoch) -> LocalAlarm | None:
+    def _compare_order(self, epoch: Epoch) -> Alarm | None:
         before = self._before if epoch is self._trained else None
         shuffles = self._shuffles or (epoch.stuck and not epoch.is_sorted)
         if before is None or before.first != epoch.first or not shuffles:
@@ -189,17 +197,26 @@ class Loader:
         if before.steppers.isdisjoint(epoch.steppers):
             return None  # two models train on one dataset, or an epoch is read for another end
         self._open = []
-        return _same_order(before, epoch)
+        if not _has_orders(before) and not _has_orders(epoch):
+            return None  # so few rows have this order again by chance
+        text = (
+            f"epoch {epoch.number} of a loader begins with the same rows in the same order "
+            "as the epoch before (set_epoch?)"
+        )
+        return Alarm("samples", "order", text)
 
     def _compare_numbers(
         self, iterator: Any, epoch: Epoch | None, numbers: WorkerNumbers
-    ) -> LocalAlarm | None:
+    ) -> Alarm | None:
         workers = numbers.of(iterator)
         is_complete = len(workers) == getattr(iterator, "_num_workers", 0)
         if not workers or not (is_complete or (epoch is not None and epoch.is_over)):
             return None
         numbers.forget(iterator)
-        return self._draws.compare(self._iterators, workers, self._is_stream, self._was_whole)
+        before, self._draws = self._draws, (self._iterators, workers)
+        return compared_draws(
+            before if self._was_whole else None, self._iterators, workers, self._is_stream
+        )
 
     def stepped(self, optimizer: int) -> None:
         """Note that an optimizer has taken a step."""
@@ -210,9 +227,8 @@ class Loader:
         """What this epoch has given so far, and the values of rows of this step by their numbers;
         None if nothing says that ranks split the dataset."""
         epoch = self._trained
-        if epoch is None or epoch.part is None or epoch.part.repeats or self._repeats:
-            return None
-        if not self._splits:
+        is_known = self._splits and not self._repeats
+        if epoch is None or epoch.part is None or epoch.part.repeats or not is_known:
             return None
         surprise = self._surprise + epoch.part.surprise
         rows = sorted(epoch.part.sample)
@@ -235,9 +251,8 @@ class Loader:
 
     def order(self) -> list[int]:
         """The first batches of the last epoch that trained, if it is over and shuffled."""
-        epoch = self._trained
-        is_over = epoch is not None and epoch.is_over and self._shuffles
-        return epoch.first if epoch is not None and is_over and _has_orders(epoch) else []
+        epoch = self._trained if self._shuffles else None
+        return epoch.first if epoch is not None and epoch.is_over and _has_orders(epoch) else []
 
     def resumed_order(self) -> list[int]:
         """The first batches of the first epoch after a load; empty before these have trained."""
@@ -250,28 +265,8 @@ class Loader:
         return Pass(self.number, number, self._size, rows, epoch.largest, epoch.stuck, sampled)
 
 
-def _nothing() -> None:
-    return None
-
-
-def _same_order(before: Epoch, epoch: Epoch) -> LocalAlarm | None:
-    if not _has_orders(before) and not _has_orders(epoch):
-        return None  # so few rows have this order again by chance
-    text = (
-        f"epoch {epoch.number} of a loader begins with the same rows in the same order "
-        "as the epoch before (set_epoch?)"
-    )
-    return LocalAlarm("samples", "order", text)
-
-
 def _has_orders(epoch: Epoch) -> bool:
     return math.lgamma(epoch.rows + 1) >= LEAST_ORDERS
-
-
-def _is_no_chance(epoch: Epoch, rows: int) -> bool:
-    """Whether a sampler that draws from all rows hardly gives this batch again: so many rows were
-    different ones."""
-    return epoch.batches**2 / 2 < CHANCE * float(max(2, epoch.rows - rows)) ** rows
 
 
 def _length(dataset: Any) -> int:
@@ -286,7 +281,7 @@ class Rows:
 
     def __init__(self, rounds: int = ROUNDS) -> None:
         self.loaders: list[Loader] = []
-        self.alarms: list[LocalAlarm] = []
+        self.alarms: list[Alarm] = []
         self.numbers = WorkerNumbers()
         self._rounds = Rounds(rounds)
         self._goes_on = False
@@ -378,12 +373,12 @@ class Rows:
             if isinstance(index, list) and len(index) == len(rows):
                 self._values.setdefault(loader, {}).update(zip(index, rows))
 
-    def unmasked(self, setting: str) -> LocalAlarm | None:
+    def unmasked(self, setting: str) -> Alarm | None:
         """What is told if labels are to be masked by a setting, and those of no batch are."""
         if not setting or self._has_masks or self._unmasked < LEAST_UNMASKED:
             return None
         text = f"{setting} is set, and no label of {self._unmasked} batches is masked: all count"
-        return LocalAlarm("samples", "unmasked", text)
+        return Alarm("samples", "unmasked", text)
 
     def ended(self, iterator: Any) -> None:
         """Note that an iterator has no batch any more."""

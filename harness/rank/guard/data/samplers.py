@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,25 +58,17 @@ def shuffles(iterator: Any) -> bool:
     )
 
 
-class EpochSampler:
+class EpochSampler(NamedTuple):
     """A user's sampler whose rows depend on an epoch that somebody has to tell it."""
 
-    def __init__(self, name: str, told: tuple[tuple[str, Any], ...]) -> None:
-        self.name = name
-        self.told = told
-        """What ``set_epoch`` has set before this epoch."""
+    name: str
+    told: tuple[tuple[str, Any], ...]
+    """What ``set_epoch`` has set before this epoch."""
 
 
 def epoch_samplers(iterator: Any) -> list[EpochSampler]:
     """The samplers of an iterator, and those that they wrap, that have a ``set_epoch`` on which
     their rows depend, as their code says. torch's own are known, and not among them."""
-    try:
-        return _epoch_samplers(iterator)
-    except Exception:  # a stranger's code
-        return []
-
-
-def _epoch_samplers(iterator: Any) -> list[EpochSampler]:
     waiting, visited = deque(chain(iterator)), {id(getattr(iterator, "_dataset", None))}
     samplers = []
     while waiting and len(visited) < MOST_OBJECTS:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 
 ROUNDS = 3
 """Batches of each worker that are compared, as a rule: the first one may be alike on purpose. No
@@ -41,7 +41,7 @@ class Rounds:
             return False
         return is_new or len(self._batches[iterator]) < self._rounds * workers
 
-    def read(self, iterator: Any, rows: Sequence[int]) -> LocalAlarm | None:
+    def read(self, iterator: Any, rows: Sequence[int]) -> Alarm | None:
         """Note the rows of a batch, and compare the workers after the last one that counts."""
         self._iterators += iterator not in self._batches
         batches = self._batches.setdefault(iterator, [])
@@ -60,4 +60,4 @@ class Rounds:
             f"each of the {workers} workers of a loader reads the same rows: the stream is not "
             "split between them (get_worker_info?)"
         )
-        return LocalAlarm("samples", "unsplit", text)
+        return Alarm("samples", "unsplit", text)

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 
 SLOT = 1024
 """Bytes of a worker in the shared memory."""
@@ -176,39 +176,31 @@ def forks(loader: Any) -> bool:
     return bool(context.get_start_method() == "fork")
 
 
-class Draws:
-    """The random numbers of one loader's workers, epoch by epoch."""
-
-    def __init__(self) -> None:
-        self._before: tuple[int, dict[int, States]] | None = None
-
-    def restart(self) -> None:
-        """Compare with no earlier epoch."""
-        self._before = None
-
-    def compare(
-        self, epoch: int, workers: dict[int, States], of_stream: bool, is_whole: bool
-    ) -> LocalAlarm | None:
-        """Compare the workers of an epoch with each other, and with those of the epoch before.
-        ``is_whole``: that one was read to its end. Workers may shuffle a stream alike, but then
-        they must not choose its sources alike."""
-        before, self._before = self._before, (epoch, workers)
-        choices = {worker: _of_sources(states) for worker, states in workers.items()}
-        alarm = _of_one_epoch(choices if of_stream else workers)
-        if alarm is None and before is not None and is_whole:
-            alarm = _of_two_epochs(before, epoch, workers)
-        return alarm
+EpochDraws = tuple[int, Mapping[int, States]]
+"""The number of an epoch, and by worker the states with which it began."""
 
 
-def _of_sources(states: States) -> States:
-    return {name: state for name, state in states.items() if name.startswith(SOURCES)}
+def compared_draws(
+    before: EpochDraws | None, epoch: int, workers: Mapping[int, States], of_stream: bool
+) -> Alarm | None:
+    """Compare the random numbers of one loader's workers in an epoch with each other, and with
+    those of the epoch before. Workers may shuffle a stream alike, but then they must not choose its
+    sources alike."""
+    choices = {
+        worker: {name: state for name, state in states.items() if name.startswith(SOURCES)}
+        for worker, states in workers.items()
+    }
+    alarm = _of_one_epoch(choices if of_stream else workers)
+    if alarm is None and before is not None:
+        alarm = _of_two_epochs(before, epoch, workers)
+    return alarm
 
 
 def _digest(state: Any) -> str:
     return blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
-def _of_one_epoch(workers: Mapping[int, States]) -> LocalAlarm | None:
+def _of_one_epoch(workers: Mapping[int, States]) -> Alarm | None:
     first: dict[tuple[str, str], int] = {}
     for worker, states in sorted(workers.items()):
         for key in states.items():
@@ -217,14 +209,12 @@ def _of_one_epoch(workers: Mapping[int, States]) -> LocalAlarm | None:
                     f"workers {first[key]} and {worker} of a loader draw the same random numbers: "
                     f"{key[0]} begins with the same state in both (worker_init_fn?)"
                 )
-                return LocalAlarm("samples", "workers", text)
+                return Alarm("samples", "workers", text)
             first[key] = worker
     return None
 
 
-def _of_two_epochs(
-    before: tuple[int, Mapping[int, States]], epoch: int, workers: Mapping[int, States]
-) -> LocalAlarm | None:
+def _of_two_epochs(before: EpochDraws, epoch: int, workers: Mapping[int, States]) -> Alarm | None:
     number, earlier = before  # a stream without set_epoch() mixes its sources again in one way
     for worker, states in sorted(workers.items()):
         for name, state in states.items():
@@ -233,7 +223,7 @@ def _of_two_epochs(
                     f"the workers of a loader draw the random numbers of epoch {number} again in "
                     f"epoch {epoch}: {name} begins with the same state (worker_init_fn?)"
                 )
-                return LocalAlarm("samples", "numbers", text)
+                return Alarm("samples", "numbers", text)
     return None
 
 
@@ -256,7 +246,8 @@ def _generators(dataset: Any) -> Iterator[tuple[str, Any]]:
             if id(value) in seen or isinstance(value, (torch.Tensor, type)):
                 continue
             seen.add(id(value))
-            if _is_generator(value):
+            is_of_numpy = type(value).__module__.startswith("numpy.random")
+            if is_of_numpy or isinstance(value, (torch.Generator, random.Random)):
                 yield f"{path}.{name}"[-80:], value
             else:
                 waiting.append((f"{path}.{name}", value))
@@ -280,11 +271,6 @@ def _parts(owner: Any) -> Iterator[tuple[str, Any]]:
     elif not isinstance(owner, dict):
         attributes = getattr(owner, "__dict__", None)
         yield from list(attributes.items()) if isinstance(attributes, dict) else ()
-
-
-def _is_generator(value: Any) -> bool:
-    is_of_numpy = type(value).__module__.startswith("numpy.random")
-    return is_of_numpy or isinstance(value, (torch.Generator, random.Random))
 
 
 def state_of(generator: Any) -> tuple[str, Any, Any] | None:

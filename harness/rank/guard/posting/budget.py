@@ -36,6 +36,11 @@ class Cost:
     elapsed: float = 0.0
     """Since the first step."""
 
+    @property
+    def percent(self) -> float:
+        """The part of the time that the checks have taken."""
+        return 100 * (self.spent + self.thread) / self.elapsed if self.elapsed else 0.0
+
 
 def steps_until_next(costs: Iterable[Cost], budget: float, every: int = 0, passed: int = 0) -> int:
     """How many steps after the one that runs now the next check is.
@@ -102,16 +107,12 @@ class CheckCosts:
             self._began = seconds
         elif not is_checked:
             self._plain.append(seconds - self._last)
-        else:
-            self._spend_extra(seconds - self._last)
+        else:  # how much longer was it than the usual ones?
+            duration, in_handlers = seconds - self._last, self.spent - self._spent_before
+            usual = statistics.median(self._plain) if self._plain else duration
+            extra = duration - usual - in_handlers
+            self.spent += min(max(0.0, extra), MOST_EXTRA * in_handlers)
         self._last = seconds
-
-    def _spend_extra(self, duration: float) -> None:
-        """Note how much longer than the usual ones a checked step was."""
-        in_handlers = self.spent - self._spent_before
-        usual = statistics.median(self._plain) if self._plain else duration
-        extra = duration - usual - in_handlers
-        self.spent += min(max(0.0, extra), MOST_EXTRA * in_handlers)
 
     def total(self, checks: int, thread: float) -> Cost:
         """What so many checks have cost so far; ``thread`` are the seconds of the other thread."""

@@ -18,9 +18,9 @@ from ...training.layouts import Described
 from .budget import Cost
 from .posts import (
     EACH_RANK,
+    Alarm,
     EpochSample,
     GradientFacts,
-    LocalAlarm,
     LoopFacts,
     LossFacts,
     OutputFacts,
@@ -243,7 +243,7 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
     of_rows, run = header["data"], header["run"]
     header.update(
         run=RunFacts(**{**run, "cost": Cost(**run["cost"]), "form": _digest(parts[1])}),
-        alarms=[LocalAlarm(**one) for one in header["alarms"]],
+        alarms=[Alarm(**one) for one in header["alarms"]],
         outputs=OutputFacts(**header["outputs"]),
         data=RowFacts(
             rows=[(loader, rows) for loader, rows in of_rows["rows"]],

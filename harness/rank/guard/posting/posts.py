@@ -37,13 +37,26 @@ class Update:
 
 
 @dataclass
-class LocalAlarm:
-    """A fault that a rank sees alone."""
+class Alarm:
+    """A fault of one step."""
 
     check: str
     kind: str
     text: str
+    ranks: list[int] = field(default_factory=list)
+    """Empty of a fault that a rank sees alone."""
     size: float = 0.0
+    parameters: list[str] = field(default_factory=list)
+    step: int = 0
+    """The step of the fault, if that is not the one of the posts."""
+    factors: list[str] = field(default_factory=list)
+    """What ``size`` may be in terms of ranks and micro-batches, such as ``k`` or ``1/ranks``."""
+
+    @property
+    def signs(self) -> set[str]:
+        """Names of the fault: bugs of the catalogue with the same sign may be its reason."""
+        sign = f"{self.check}/{self.kind}"
+        return {f"{sign}/{factor}" for factor in self.factors} or {sign}
 
 
 def sampled_rows(size: int) -> range:
@@ -94,8 +107,6 @@ class GradientFacts:
     tensor parallelism leaves that to be done later."""
     partial_used: dict[str, int] = field(default_factory=dict)
     """The same for the gradients that the optimizer uses."""
-    unusable: list[int] = field(default_factory=list)
-    """The parameters with gradients that cannot be sampled: sparse ones."""
     used: Sequence[tuple[int, int, int]] = field(default_factory=list)
     """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
     without_gradient: list[str] = field(default_factory=list)
@@ -245,7 +256,7 @@ class Post:
     outputs: OutputFacts = field(default_factory=OutputFacts, metadata=EACH_RANK)
     states: list[dict[str, Any]] = field(default_factory=list, metadata=EACH_RANK)
     """What was trained at saves and loads since the post before."""
-    alarms: list[LocalAlarm] = field(default_factory=list, metadata=EACH_RANK)
+    alarms: list[Alarm] = field(default_factory=list, metadata=EACH_RANK)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
     ``left``: of ``used``, what was there when the step began;

@@ -55,13 +55,12 @@ class Store:
             some = names[at : at + AT_ONCE]
             firsts = self._store.multi_get(some) if self._gets_many else map(self.get, some)
             for name, value in zip(some, firsts):
-                values.append(value[4:] + self._rest(name, int.from_bytes(value[:4], "big")))
+                count = min(int.from_bytes(value[:4], "big"), MOST_PARTS)
+                others = [_part(name, number) for number in range(1, count)]
+                if others and not self.check(others):
+                    others = []  # it is damaged: no call may wait for a key
+                values.append(b"".join([value[4:], *map(self.get, others)]))
         return values
-
-    def _rest(self, name: str, parts: int) -> bytes:
-        """The other parts of a value; nothing if it is damaged: no call may wait for a key."""
-        names = [_part(name, number) for number in range(1, min(parts, MOST_PARTS))]
-        return b"".join(map(self.get, names)) if names and self.check(names) else b""
 
     def remove(self, name: str, parts: int) -> None:
         """Delete a value that ``put`` has set."""
@@ -112,6 +111,7 @@ def _reconnected(store: Any) -> Any:
     return TCPStore(store.host, store.port, None, False, TIMEOUT, wait_for_workers=False)
 
 
+QUESTION, ANSWER = "rank {}", "{} is answered"
 SOONEST, RAREST = 0.02, 30.0
 """How often a rank looks for the answer, in seconds: less and less often."""
 
@@ -130,7 +130,7 @@ class Host:
         self._name = uuid.uuid4().hex
         self.store = store.under(self._name)
         """The store for the posts of this start."""
-        self._asked, self._questions = store, [_question(rank) for rank in range(1, world)]
+        self._asked, self._questions = store, [QUESTION.format(rank) for rank in range(1, world)]
         self._answered: dict[str, bytes] = {}
 
     def answer(self) -> None:
@@ -138,28 +138,20 @@ class Host:
         names = self._asked.present(self._questions)
         for name, word in zip(names, self._asked.take(names)):
             if self._answered.get(name) != word:
-                self._asked.put(_answer(name), word + self._name.encode())
+                self._asked.put(ANSWER.format(name), word + self._name.encode())
                 self._answered[name] = word
 
 
 def joined(store: Store, rank: int, ends_in: Callable[[float], bool]) -> Store | None:
     """The store for the posts of this start, when rank 0 has answered. ``ends_in`` waits for some
     seconds, and returns whether this process ends meanwhile: then it is None."""
-    word, name = uuid.uuid4().hex.encode(), _question(rank)
+    word, name = uuid.uuid4().hex.encode(), QUESTION.format(rank)
     store.put(name, word)
     pause = SOONEST
     while not ends_in(pause):
-        if store.check([_answer(name)]):
-            (text,) = store.take([_answer(name)])
+        if store.check([ANSWER.format(name)]):
+            (text,) = store.take([ANSWER.format(name)])
             if text.startswith(word):
                 return store.under(text[len(word) :].decode())
         pause = min(RAREST, 1.2 * pause)
     return None
-
-
-def _question(rank: int) -> str:
-    return f"rank {rank}"
-
-
-def _answer(question: str) -> str:
-    return f"{question} is answered"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...events import Written, instrument
 from ..check_table import NAMES
-from ..checks.views import Alarm, Memory
+from ..checks.common_rows import NAME as COMMON_ROWS
+from ..checks.views import Memory
 from ..data.rows import Rows
 from ..fence import Fence
-from ..judge import judge, left_alarms
-from ..posting.budget import Cost
-from ..posting.posts import LAST, LocalAlarm, Post
+from ..judge import judge
+from ..posting.budget import FIRST_CHECKS, LEAST_SECONDS, LEAST_STEPS, Cost
+from ..posting.posts import LAST, Alarm, Post
 from ..process import restarts, world
 from ..sampling.collectives import Collectives
-from ..sentences import few, known_bug, watched_run
+from ..sampling.optimizers import MOMENTS
+from ..sentences import few, known_bug, number_of, progress, say, watched_run
 from ..settings import Settings
 from ..states.schedules import Schedules
 from ..trainings.training import UNNUMBERED, Training
@@ -23,19 +27,36 @@ from ..trainings.trainings import MOST_OPTIMIZERS, Trainings
 from .mailbox import Mailbox
 from .report import Report
 from .saved_states import SavedStates
-from .summary import Clock, blind, content, line, merged, not_seen, percent, too_often, uncounted
 from .trackers import News, Trackers
 
-BEGAN_LATE = (
-    "the first step after guard(): its optimizer was made before, with others: call guard() before "
-    "the optimizer is made"
-)
+UNCOUNTED = {
+    "": "guard did not see them",
+    "none": "they come from other functions than torch's, or from a compiled model",
+    "several": "each is made of several, and how much each should count is the loop's choice",
+    "separate": "several of them belong to one batch",
+    "terms": "they have other terms",
+}
+"""Why losses are not counted."""
+
+PERIOD = 30.0
+"""Seconds between two summaries of a training that runs."""
 
 
-ALONE = (
-    "whether it is meant that each of {} ranks trains a model of its own: the first steps had no "
-    "process group (init_process_group)"
-)
+class Clock:
+    """When the summary is to be written: after each of the first checks, with each new fault, and
+    otherwise once in a period."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._faults = 0
+
+    def is_due(self, checks: int, faults: int) -> bool:
+        """Whether to write it now, after so many checks with so many faults."""
+        seconds = time.monotonic()
+        is_due = checks <= FIRST_CHECKS or faults > self._faults or seconds - self._last >= PERIOD
+        if is_due:
+            self._last, self._faults = seconds, faults
+        return is_due
 
 
 class Account:
@@ -55,7 +76,7 @@ class Account:
         self._collectives = collectives
         self.report = Report(settings)
         self.trackers = Trackers()
-        self._saves = SavedStates(settings.saves or settings.out, self.report.print)
+        self._saves = SavedStates(settings.saves or settings.out)
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every)
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
@@ -73,7 +94,13 @@ class Account:
 
     def end(self) -> None:
         """Judge what is left, and tell the summary: the training is over."""
-        posts = list(self._last_posts()) if self.mailbox.has_begun else []
+        posts = []
+        for training in self.trainings if self.mailbox.has_begun else ():
+            is_numbered = training.number != UNNUMBERED
+            if is_numbered and self.mailbox.world > 1:  # what rank 0 does not know yet
+                self.mailbox.send(training, training.last_post(self.mailbox.rank))
+            elif is_numbered and training.states:
+                posts.append([training.last_post(self.mailbox.rank)])
         unjudged_posts = self.mailbox.close()
         self._silent = self.mailbox.silent_ranks()
         for unjudged in [*unjudged_posts, *posts]:
@@ -81,27 +108,18 @@ class Account:
         if not self.mailbox.rank:
             self._finish()
 
-    def tell(self, training: Training, alarm: LocalAlarm) -> None:
+    def tell(self, training: Training, alarm: Alarm) -> None:
         """Tell an alarm now, on rank 0: a training that takes no step has no check either."""
         if self.mailbox.rank:
             training.alarms.append(alarm)
             return
-        alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
-        self.mailbox.call(lambda: self.tell_now(training, alarms))
+        self.mailbox.call(lambda: self.tell_now(training, alarm))
 
-    def tell_now(self, training: Training, alarms: list[Alarm]) -> None:
-        """Tell alarms in the thread that judges."""
+    def tell_now(self, training: Training, alarm: Alarm) -> None:
+        """Tell an alarm in the thread that judges."""
+        alarms = [replace(alarm, ranks=[0])]
         self._send(self.report.tell(training.steps, training.number, alarms))
         self._write(has_ended=False)
-
-    def _last_posts(self) -> Iterator[list[Post]]:
-        """Send what rank 0 does not know yet; yields that of a process that trains alone."""
-        rank = self.mailbox.rank
-        for training in (one for one in self.trainings if one.number != UNNUMBERED):
-            if self.mailbox.world > 1:
-                self.mailbox.send(training, training.last_post(rank))
-            elif training.states:
-                yield [training.last_post(rank)]
 
     # -- judging, in the thread of rank 0 --
 
@@ -109,8 +127,12 @@ class Account:
         memory = self._memories.setdefault(posts[0].optimizer, Memory(saved=self._saves.states))
         if posts[0].check != LAST:
             self.report.note_check(posts[0].step)
-        if posts[0].run.facts:
-            self._tell_facts(posts[0].run.facts)
+        if facts := posts[0].run.facts:
+            self.report.say(watched_run(facts["releases"], facts["settings"]))
+            self.report.bugs, self._facts = facts.pop("known_bugs"), facts
+            for bug in self.report.bugs:
+                if bug["certain"]:  # an alarm names the others, if it has the signature
+                    say(known_bug(bug))
         alarms = judge(posts, memory)
         if memory.has_saved:
             self._saves.write()
@@ -123,14 +145,6 @@ class Account:
         if self._clock.is_due(self.report.checks, len(self.report.faults)):
             self._write(has_ended=False)
 
-    def _tell_facts(self, facts: dict[str, Any]) -> None:
-        self.report.say(watched_run(facts["releases"], facts["settings"]))
-        self.report.bugs = facts.pop("known_bugs")
-        for bug in self.report.bugs:
-            if bug["certain"]:  # an alarm names the others, if it has the signature
-                self.report.print(known_bug(bug))
-        self._facts = facts
-
     # -- telling --
 
     def _finish(self) -> None:
@@ -139,7 +153,8 @@ class Account:
         lines = self.report.tell(steps, 0, self._late_alarms())
         self._send(lines, is_last=True)
         if self.trainings:  # otherwise guard had a fault, and "no alarm" would be untrue
-            self.report.say(line(steps, self.report, cost, restarts()))
+            checks, faults, ms = self.report.checks, len(self.report.faults), 1000 * cost.each
+            self.report.say(progress(steps, restarts(), checks, cost.percent, ms, faults))
         self.report.say_not_seen(self._not_seen())
         self.trackers.close()
         self._write(has_ended=True)
@@ -149,7 +164,7 @@ class Account:
         steps, cost = self._progress()
         numbers = {
             "guard/alarms": float(len(self.report.faults)),
-            "guard/cost_percent": percent(cost),
+            "guard/cost_percent": cost.percent,
             "guard/check_ms": 1000 * cost.each,
         }
         self.trackers.send(News(steps, numbers, lines), is_last)
@@ -160,57 +175,120 @@ class Account:
         if not self.trainings:
             return 0, Cost()
         training = max(self.trainings, key=lambda one: one.steps)
-        return training.steps, training.cost(self.mailbox.seconds)
+        return training.steps, training.costs.total(training.turn.check, self.mailbox.seconds)
 
     def _not_seen(self) -> list[str]:
-        memories = self._memories.values()
-        optimizers = self.trainings.optimizers
-        sentences = not_seen(self.trainings, memories, optimizers, MOST_OPTIMIZERS)
+        """What is not compared in this training, a sentence for each reason."""
+        memories, trainings = list(self._memories.values()), self.trainings
+        sentences = [text for memory in memories for text in memory.not_seen.values()]
+        sentences += [
+            f"optimizer {one.number} is not checked: it steps too seldom"
+            for one in trainings
+            if one.turn.is_left_out
+        ]
+        if names := sorted({name for one in trainings for name in one.model.copies}):
+            sentences.append(
+                f"copies of the model that no optimizer has, such as averages ({', '.join(names)}):"
+                " whether the loop updates them, and what a save and a load make of them"
+            )
+        if trainings.optimizers > MOST_OPTIMIZERS == len(trainings):
+            sentences.append(
+                f"only {MOST_OPTIMIZERS} of {trainings.optimizers} optimizers are checked"
+            )
         if not self.report.checks and self._silent:
             sentences.append(f"all steps: rank {few(self._silent)} took none that is watched")
         if self.mailbox.has_begun and self.mailbox.world < world():
-            sentences.append(ALONE.format(world()))
-        if self.trainings.began_late:
-            sentences.append(BEGAN_LATE)
-        if self.mailbox.left_out:
-            sentences.append(too_often(self.settings.every, self.mailbox.left_out))
-        if self.fence.error and self.trainings:
+            sentences.append(
+                f"whether it is meant that each of {world()} ranks trains a model of its own: the "
+                "first steps had no process group (init_process_group)"
+            )
+        if trainings.began_late:
+            sentences.append(
+                "the first step after guard(): its optimizer was made before, with others: call "
+                "guard() before the optimizer is made"
+            )
+        if left_out := self.mailbox.left_out:
+            sentences.append(
+                f"{number_of(left_out, 'check')} of --every {self.settings.every}: ranks agree on "
+                f"the next one, which takes them {LEAST_STEPS + 1} steps and {LEAST_SECONDS} s"
+            )
+        if self.fence.error and trainings:
             last, _ = self._progress()
             sentences.insert(0, f"steps after step {last} are not checked: guard had a fault")
         if self.report.checks:
             checks = self.settings.checks or NAMES
-            has_rows, why = bool(self.rows.loaders), uncounted(memories)
-            reasons = blind(merged(memories), self._facts, has_rows, why)
-            sentences += [text for check, text in reasons.items() if check in checks]
+            reasons = (one.losses.uncounted for one in reversed(memories))
+            uncounted = next(filter(None, reasons), "")
+            blind_checks = blind(self._compared(), self._facts, bool(self.rows.loaders), uncounted)
+            sentences += [text for check, text in blind_checks.items() if check in checks]
         return list(dict.fromkeys(sentences))
 
+    def _compared(self) -> dict[str, int]:
+        """By check, how much it has compared, of all optimizers."""
+        memories = self._memories.values()
+        return {name: number for memory in memories for name, number in memory.compared.items()}
+
     def _write(self, has_ended: bool) -> None:
+        """Write the summary so far, which does not grow with the length of a training: it may be
+        killed."""
         steps, cost = self._progress()
         self.report.files.write(
-            content(
-                steps,
-                self.report,
-                cost,
-                list(self._memories.values()),
-                self._facts,
-                ended=has_ended,
-                exit_code=0,
-                restarts=restarts(),
-                setup_s=sum(one.costs.setup for one in self.trainings),
-                not_seen=self._not_seen(),
-                notes=[*self.mailbox.notes, *self.trackers.notes],
-                error=self.fence.error,
-            )
+            {
+                "steps": steps,
+                "checks": self.report.checks,
+                "checked": self.report.steps,
+                "cost_percent": cost.percent,
+                "check_ms": 1000 * cost.each,
+                "faults": [fault.to_json() for fault in self.report.faults.values()],
+                "compared": self._compared(),
+                "ended": has_ended,
+                "exit_code": 0,
+                "restarts": restarts(),
+                "setup_s": sum(one.costs.setup for one in self.trainings),
+                "not_seen": self._not_seen(),
+                "notes": [*self.mailbox.notes, *self.trackers.notes],
+                "error": self.fence.error,
+                **self._facts,
+                "known_bugs": self.report.bugs,
+            }
         )
 
     def _late_alarms(self) -> list[Alarm]:
         """What this rank noticed after its last check."""
         alarms = [*self.rows.alarms, *self.schedules.alarms]
         alarms += [one for each in self.trainings for one in each.alarms]
-        rank = self.mailbox.rank
-        late = [Alarm(one.check, one.kind, one.text, [rank], one.size) for one in alarms]
+        late = [replace(one, ranks=[self.mailbox.rank]) for one in alarms]
         for memory in self._memories.values():
-            # The loop may have averaged since: then no check came to say so.
-            late += left_alarms(memory, self._collectives.reason)
+            if not self._collectives.reason:  # the loop may have averaged since the last check
+                late += memory.apart.held.values()
             memory.not_seen.pop("alone", None)
         return late
+
+
+def blind(
+    compared: Mapping[str, int], facts: Mapping[str, Any], has_rows: bool, uncounted: str = ""
+) -> dict[str, str]:
+    """The checks that compare nothing in this training, each with the reason. ``compared`` says of
+    how much they have compared, and ``uncounted`` why losses are not counted."""
+    settings = facts.get("settings", {})
+    ranks, optimizer = settings.get("ranks", 1), settings.get("optimizer", "")
+    sentences = {}
+    if ranks == 1:
+        sentences["replicas"] = "nothing is compared between ranks: there is one"
+    elif not compared.get("replicas"):
+        sentences["replicas"] = "weights are not compared: no two ranks have copies of one"
+    if optimizer and optimizer not in MOMENTS:
+        sentences["updates"] = (
+            f"how far a step moves weights, and whether it does: {optimizer} has no known formula"
+        )
+    if "accumulation" not in compared:
+        sentences["accumulation"] = f"losses are not counted: {UNCOUNTED[uncounted]}"
+    if not has_rows:
+        sentences["samples"] = "rows are not compared: no DataLoader of torch gave them"
+    elif ranks > 1 and "samples" not in compared:
+        sentences["samples"] = (
+            "rows are not compared: they were read before the steps, or by two loaders"
+        )
+    if "samples" in sentences and compared.get(COMMON_ROWS):
+        sentences["samples"] += ". Only gradients show if all ranks have the same rows"
+    return sentences

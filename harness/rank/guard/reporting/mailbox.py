@@ -101,8 +101,14 @@ class Mailbox:
         if self._thread is None:
             self._begin()  # it learns the rank
         post.rank = self.rank
-        copies = {name: _on_host(tensor) for name, tensor in post.tensors.items()}
-        event = _event(post.tensors)
+        copies, event = dict(post.tensors), None
+        on_gpu = {name: one for name, one in copies.items() if one.device.type == "cuda"}
+        for name, tensor in on_gpu.items():
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            copies[name] = pinned.copy_(tensor, non_blocking=True)
+        if on_gpu:  # occurs when the copies are complete
+            event = torch.cuda.Event(blocking=True)
+            event.record(torch.cuda.current_stream(next(iter(on_gpu.values())).device))
         self._sent_count += 1
         self._jobs.put(lambda: self._post(training, post, copies, event))
 
@@ -182,7 +188,7 @@ class Mailbox:
         post.tensors = copies
         if has_lost_loss(post):
             training.forward.searches = True
-        post.run.cost = training.cost(self.seconds)
+        post.run.cost = training.costs.total(training.turn.check, self.seconds)
         key = post.optimizer, post.check
         if self.rank == 0:
             post.run.form = form_of(post)
@@ -231,17 +237,14 @@ class Mailbox:
                 names = {name: rank for name, rank in names.items() if name in set(present)}
             values = self._store.take(list(names)) if names else []
             for rank, value in zip(names.values(), values):
-                check.posts[rank] = self._read(value, key, rank)
+                try:
+                    check.posts[rank] = unpacked(value, self._text)
+                except ValueError:
+                    self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
+                    self._lost.add(key[0])
+                    check.posts[rank] = Post(rank, *key, run=RunFacts(missed=True))
             del self._open[key]
             self._end(key, check)
-
-    def _read(self, value: bytes, key: tuple[int, int], rank: int) -> Post:
-        try:
-            return unpacked(value, self._text)
-        except ValueError:
-            self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
-            self._lost.add(key[0])
-            return Post(rank, *key, run=RunFacts(missed=True))
 
     def _end(self, key: tuple[int, int], check: Check) -> None:
         posts = [check.posts[rank] for rank in sorted(check.posts)]
@@ -259,17 +262,13 @@ class Mailbox:
         if key[1] >= FIRST_CHECKS:
             self._choose(key, check.training, posts)
         if not absent:
-            for post in posts:
-                self._describe(post)
+            for post in posts:  # an earlier one that was not judged may have the description
+                earlier = self._descriptions.pop((post.optimizer, post.rank), None)
+                if earlier is not None and not post.parameters.described:
+                    post.parameters.described = earlier.parameters.described
+                    if "first_bits" in earlier.tensors:
+                        post.tensors["first_bits"] = earlier.tensors["first_bits"]
             self._judge(posts)
-
-    def _describe(self, post: Post) -> None:
-        """Add to a post the description in an earlier one that was not judged."""
-        earlier = self._descriptions.pop((post.optimizer, post.rank), None)
-        if earlier is not None and not post.parameters.described:
-            post.parameters.described = earlier.parameters.described
-            if "first_bits" in earlier.tensors:
-                post.tensors["first_bits"] = earlier.tensors["first_bits"]
 
     def _choose(self, key: tuple[int, int], training: Training, posts: list[Post]) -> None:
         """Choose the next step to be checked, and publish it."""
@@ -315,7 +314,9 @@ class Mailbox:
             if text.endswith(AGAIN):
                 training.model.is_described = False
             del self._unanswered[key]
-            self._remove(*key)
+            for sent in [one for one in self._sent if one[0] == key[0] and one[1] <= key[1]]:
+                self._sent.remove(sent)  # rank 0 has read it, or will not do so any more
+                self._store.remove(_name(*sent[:2], self.rank), sent[2])
             if training.steps + 1 < step:
                 training.turn.next_step = step
                 continue
@@ -325,12 +326,6 @@ class Mailbox:
             missed.run.missed = True
             self._send(missed)
             self._unanswered[key[0], training.turn.check] = training
-
-    def _remove(self, optimizer: int, check: int) -> None:
-        """Delete the posts that rank 0 has read, or will not read any more."""
-        for post in [one for one in self._sent if one[0] == optimizer and one[1] <= check]:
-            self._sent.remove(post)
-            self._store.remove(_name(*post[:2], self.rank), post[2])
 
     def silent_ranks(self) -> list[int]:
         """The ranks that have posted nothing in a check that is open, as they take no step."""
@@ -376,20 +371,3 @@ def _nothing() -> None:
 
 def _name(optimizer: int, check: int, who: Any) -> str:
     return f"{optimizer}/{check}/{who}"
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cuda":
-        return tensor
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
-
-
-def _event(tensors: dict[str, Tensor]) -> Any:
-    """An event that occurs when the copies of tensors on a GPU are complete; None on the CPU."""
-    devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
-    if not devices:
-        return None
-    event = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(devices.pop()))
-    return event

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..checks.views import Alarm
+from ..posting.posts import Alarm
 from ..sentences import alarm_in_words, say
 from ..settings import Settings, report_in, signal_named
 from .report_files import ReportFiles
@@ -46,7 +46,7 @@ class Report:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.faults: dict[tuple[int, str, str], Fault] = {}
-        self.files = ReportFiles(settings.out, self.print)
+        self.files = ReportFiles(settings.out)
         self.checks = 0
         """Judged checks."""
         self.steps: list[int] = []
@@ -87,20 +87,16 @@ class Report:
             self.faults[key] = fault
             text = alarm_in_words(step_of_fault, alarm.ranks, alarm.check, alarm.text, bugs)
             lines.append(text)
-            self.print(f"ALARM: {text}")
+            say(f"ALARM: {text}")
             report_in("alarm")
             self.files.append(fault.to_json())
             self._act(fault)
         return lines
 
-    def print(self, text: str) -> None:
-        """Print a line on stderr."""
-        say(text)
-
     def say(self, text: str) -> None:
         """Print a line that is no alarm, unless ``quiet``."""
         if not self.settings.quiet:
-            self.print(text)
+            say(text)
 
     def say_not_seen(self, sentences: Iterable[str]) -> None:
         """Say what is not compared, each sentence once in a run."""
@@ -120,6 +116,6 @@ class Report:
                     env={**os.environ, "GUARD_ALARM": json.dumps(fault.to_json())},
                 )
             except OSError as error:
-                self.print(f"the command of --on-alarm did not start: {error.strerror}")
+                say(f"the command of --on-alarm did not start: {error.strerror}")
         elif action == "stop":
             os.kill(os.getpid(), signal.SIGTERM)

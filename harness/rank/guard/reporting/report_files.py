@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from ..sentences import say
+
 SUMMARY, ALARMS = "summary.json", "alarms.jsonl"
 
 
@@ -16,10 +18,10 @@ class ReportFiles:
     """The files of this run. An earlier run's summary in the folder gets a number: a restart or
     another training keeps it. A folder that cannot be written is said once."""
 
-    def __init__(self, folder: str, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: str) -> None:
         self.run = _new_run()
         """Tells this run from others in the folder."""
-        self._folder, self._say = folder, say
+        self._folder = folder
         self._name = SUMMARY
         self._failed = False
 
@@ -45,7 +47,7 @@ class ReportFiles:
             write()
         except OSError as error:  # a full disk: the checks go on
             if not self._failed:
-                self._say(f"the report cannot be written: {error.strerror}: {self._folder}")
+                say(f"the report cannot be written: {error.strerror}: {self._folder}")
             self._failed = True
 
     def _path(self, name: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from functools import cached_property
 
 from ..checks.checkpoints import State
+from ..sentences import say
 from ..states.training_states import stamp
 
 NAME = "saved_states.json"
@@ -15,19 +16,12 @@ NAME = "saved_states.json"
 class SavedStates:
     """The last of them, in the folder of the report, never beside the user's checkpoints."""
 
-    def __init__(self, folder: str, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, NAME) if folder else ""
-        self._say = say
-        self._states: list[State] | None = None
 
-    @property
+    @cached_property
     def states(self) -> list[State]:
         """Those of earlier processes, and of this one."""
-        if self._states is None:
-            self._states = self._read()
-        return self._states
-
-    def _read(self) -> list[State]:
         try:
             with open(self._path, encoding="utf-8") as file:
                 return [State.of_json(one) for one in json.load(file)]
@@ -47,5 +41,5 @@ class SavedStates:
                 json.dump([one.to_json() for one in self.states], file)
             os.replace(part, self._path)
         except OSError as error:  # such as a full disk: the checks go on
-            self._say(f"what was saved is not kept: {error.strerror}: {self._path}")
+            say(f"what was saved is not kept: {error.strerror}: {self._path}")
             self._path = ""

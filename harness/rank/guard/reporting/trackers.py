@@ -132,7 +132,7 @@ class Trackers:
         writer = self._writer()
         if writer is None:
             writer = _live_writer()
-            self._writer = weakref.ref(writer) if writer is not None else _none
+            self._writer = weakref.ref(writer) if writer is not None else lambda: None
         # One that is closed would begin another file
         if writer is None or getattr(writer, "file_writer", None) is None:
             return
@@ -189,10 +189,6 @@ class Trackers:
             instrument = self._instruments[name]
             record = getattr(instrument, "set", None) or instrument.record
             record(news.numbers[name])
-
-
-def _none() -> None:
-    return None
 
 
 def _live_writer() -> Any:

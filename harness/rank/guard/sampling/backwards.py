@@ -66,26 +66,15 @@ class BackwardCounts:
         """Whether the last step had as many backwards as the first, and several."""
         self.joined = 0
         """The steps before the last end of a ``join()``."""
-        self._total = backwards
-
-    def are_of_a_step(self, backwards: int) -> bool:
-        """Whether there were enough for a step, now that ``backwards`` ran in all."""
-        return 0 < self.first <= backwards - self._total
-
-    def none_since_step(self, backwards: int) -> bool:
-        """Whether none ran since the last step, now that ``backwards`` ran in all."""
-        return backwards == self._total
-
-    def skip(self, backwards: int) -> None:
-        """Note that those before belong to no step."""
-        self._total = backwards
+        self.total = backwards
+        """Those of this process that belong to no later step."""
 
     def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
         """Count a step, before which ``backwards`` backwards ran in all, and for which so many
         batches were read. ``has_skipped`` says that a step before it was skipped."""
-        before, self.last, self.batches = self.last, backwards - self._total, batches
+        before, self.last, self.batches = self.last, backwards - self.total, batches
         self.equal_steps = self.equal_steps + 1 if self.last == before else 1
-        self._total = backwards
+        self.total = backwards
         if not self.first and not has_skipped:
             self.first = self.last
         self.is_whole = self.last == self.first > 1

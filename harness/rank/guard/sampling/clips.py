@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...training.parameters import Watched
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 from .samples import norms, on_device
 
 
@@ -92,11 +92,11 @@ class ClipOrder:
     def __init__(self) -> None:
         self._late = 0
 
-    def clipped(self, limit: Any, is_late: bool) -> LocalAlarm | None:
+    def clipped(self, limit: Any, is_late: bool) -> Alarm | None:
         """Note a clipping to a norm; ``is_late``: no backward ran since the last step."""
         is_limit = isinstance(limit, Tensor) or math.isfinite(limit)  # others measure the norm
         self._late = self._late + 1 if is_late and is_limit else 0
         if self._late != LATE:
             return None
         text = "gradients are clipped after the step that uses them, so that no step is clipped"
-        return LocalAlarm("gradients", "late", text)
+        return Alarm("gradients", "late", text)

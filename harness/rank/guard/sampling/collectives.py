@@ -6,13 +6,13 @@ gather features, or rows; after a backward they reduce gradients.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ...events import Collective, NewCommunication, calling_frame, instrument
+from ..callers import frames
 from ..fence import Fence
 from ..posting.posts import Post
 from .roots import chain_of
@@ -57,8 +57,8 @@ class Collectives:
         self._has_stepped = False
         self._gathered: list[int] = []
         """How many operations autograd had noted before each gather."""
-        self._sizes: dict[int, int] = {}
-        """By the number of values, how many such parameters there are."""
+        self._sizes: set[int] = set()
+        """The numbers of values of parameters."""
         self._total = self._values = 0
         self._watches = False
 
@@ -70,11 +70,9 @@ class Collectives:
             may_average = not fence.trainings or self.is_between
             return is_checked or (may_average and fence.is_alive())
 
-        def communicates(event: NewCommunication) -> None:
-            self._communicates(event.hook)
-
+        is_alive, communicates = fence.is_alive, fence.guarded(self._communicates)
         instrument.on(Collective, before=fence.guarded(self.called), when=hears)
-        instrument.on(NewCommunication, before=fence.guarded(communicates), when=fence.is_alive)
+        instrument.on(NewCommunication, before=communicates, when=is_alive)
 
     def describe(self, post: Post) -> None:
         """Say in a post what the loop reduces and gathers itself."""
@@ -86,7 +84,7 @@ class Collectives:
         """Look at what is averaged from now on: the ranks of these parameters may train alone."""
         if not self._watches and not self.reason:
             sizes = [parameter.numel() for parameter in parameters]
-            self._total, self._sizes = sum(sizes), {size: sizes.count(size) for size in set(sizes)}
+            self._total, self._sizes = sum(sizes), set(sizes)
             self._watches = True
 
     def step_ended(self) -> None:
@@ -105,9 +103,9 @@ class Collectives:
             self.gathers = self.gathers or not number or min(self._gathered) <= number
             self._gathered = []
 
-    def _communicates(self, hook: Any) -> None:
+    def _communicates(self, event: NewCommunication) -> None:
         """A wrapper gets a communication hook of the loop."""
-        self._coarse = True
+        self._coarse, hook = True, event.hook
         if "powersgd" in getattr(hook, "__name__", "").lower():
             self._lossy = "PowerSGD"
         elif not getattr(hook, "__module__", "torch").startswith("torch."):
@@ -119,20 +117,20 @@ class Collectives:
         if self.in_backward or caller.startswith(PACKAGES):
             return
         if self.is_between:
-            self._average(event)
+            for tensor in _tensors(event.values):
+                if tensor.numel() in self._sizes or tensor.numel() == self._total:
+                    self._values += tensor.numel()
+            if self._values >= self._total / 2 > 0:
+                self.reason, self._watches, self.is_between = REASON, False, False
         elif event.name in REDUCTIONS:
             self.reduced += sum(tensor.numel() for tensor in _tensors(event.values))
         if event.name in GATHERS and not _is_in_step():
             sizes = [one.numel() for one in event.values if isinstance(one, torch.Tensor)]
             # A number of each rank is a loss or a count.
-            self._gathered += [_operations()] if min(sizes, default=2) > 1 else []
-
-    def _average(self, event: Collective) -> None:
-        for tensor in _tensors(event.values):
-            if tensor.numel() in self._sizes or tensor.numel() == self._total:
-                self._values += tensor.numel()
-        if self._values >= self._total / 2 > 0:
-            self.reason, self._watches, self.is_between = REASON, False, False
+            if min(sizes, default=2) > 1:
+                with torch.enable_grad():
+                    node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
+                self._gathered.append(node._sequence_nr())
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -145,17 +143,5 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _is_in_step() -> bool:
     """Whether an optimizer runs its step: what it gathers are weights, or gradients."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-        if isinstance(owner, torch.optim.Optimizer):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _operations() -> int:
-    """How many operations autograd has noted in this thread."""
-    with torch.enable_grad():
-        node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
-    return int(node._sequence_nr())
+    steps = (frame.f_locals.get("self") for frame in frames() if frame.f_code.co_name == "step")
+    return any(isinstance(owner, torch.optim.Optimizer) for owner in steps)

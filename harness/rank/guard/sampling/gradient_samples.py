@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...training.layouts import local
 from ...training.parameters import Watched
-from ..posting.posts import Post
+from ..posting.posts import GradientFacts, Post
 from .samples import SIZE, Positions, appended, joined, largest, partial_ranks, version
 
 NO_GRADIENT = (0, 0)
@@ -36,53 +36,47 @@ class GradientSamples:
 
     def forget(self) -> None:
         """Forget what was sampled."""
+        self.facts = GradientFacts()
+        """What a post says of the samples."""
         self.forget_computed()
-        self.partial_used: dict[int, int] = {}
         self.used: Tensor | None = None
         self.sizes: Tensor | None = None
         """The largest value of each gradient that the optimizer uses."""
         self._taken: set[int] = set()
         """The parameters whose gradients, as the optimizer uses them, were looked at."""
-        self.places: list[tuple[int, int, int]] = []
+        self._places: list[tuple[int, int, int]] = []
         self.used_left: Tensor | None = None
         """These samples, where ``used`` has those of the same parameters."""
-        self.without: list[str] = []
-        """Parameters for which a gradient was computed and the optimizer has none."""
-        self.is_edited = False
-        """Whether the loop changed gradients after the last backward."""
 
     def forget_computed(self) -> None:
         """Forget the gradients that were computed: they were cleared."""
+        self.facts.partial, self.facts.stale = {}, False
         self.computed: Tensor | None = None
         self.types: dict[int, str] = {}
-        self.unusable: set[int] = set()
-        self.partial: dict[int, int] = {}
+        self._unusable: set[int] = set()
+        """The parameters with gradients that cannot be sampled, such as sparse ones."""
         self._marks: dict[int, tuple[int, int]] = {}
         self._left: dict[int, Tensor] = {}
         """Samples of the gradients that were there when the step began, by the number of a
         parameter."""
-        self.is_stale = False
-        """Whether the step before left some of them, and nobody has written them since."""
 
     def add_computed(self, number: int, gradient: Any) -> None:
         """Sample a gradient that this rank computed, before any reduction."""
         if self.used is not None:
             return  # a closure is called again, or a loop clips in each micro-batch
         if gradient.layout is not torch.strided:
-            self.unusable.add(number)
+            self._unusable.add(number)
             return
         entry, positions = self._watched[number], self.positions[number]
         parts = partial_ranks(gradient) * entry.described.stages
         if parts > 1:
-            self.partial[number] = parts
+            self.facts.partial[str(number)] = parts
         gradient = entry.share.computed(local(gradient))
         if self.computed is None:
             self.computed = torch.zeros(self._size, dtype=torch.float32, device=gradient.device)
-        if gradient.numel() != entry.described.numel:
-            self.unusable.add(number)
-            return
-        if gradient.device != self.computed.device:
-            self.unusable.add(number)
+        is_whole = gradient.numel() == entry.described.numel
+        if not is_whole or gradient.device != self.computed.device:
+            self._unusable.add(number)
             return
         start = self._starts[number]
         slot = self.computed[start : start + positions.count]
@@ -96,7 +90,7 @@ class GradientSamples:
             left = leftovers.sample(entry, self.positions[number])
             if left is not None:
                 self._left[number] = left
-                self.is_stale = self.is_stale or leftovers.is_noted(number, entry)
+                self.facts.stale = self.facts.stale or leftovers.is_noted(number, entry)
 
     def have_lost_one(self) -> bool:
         """Whether a parameter had a gradient after the last backward, and has none now. What steps
@@ -123,7 +117,7 @@ class GradientSamples:
         its own, group by group."""
         views, gradients = [], dict[int, Tensor]()
         if not is_of_wrapper:
-            self.is_edited = any(self._mark(n) != mark for n, mark in self._marks.items())
+            self.facts.edited = any(self._mark(n) != mark for n, mark in self._marks.items())
         for number in sorted(self.types.keys() - self._taken):
             entry, positions = self._watched[number], self.positions[number]
             gradient = entry.gradient(optimizer)
@@ -143,12 +137,12 @@ class GradientSamples:
             if end_number <= begin_number:
                 continue
             views.append(positions.part(gradient, described.begin, begin_number, end_number))
-            self.places.append((number, begin_number, end_number))
+            self._places.append((number, begin_number, end_number))
             if parts > 1:
-                self.partial_used[number] = parts
+                self.facts.partial_used[str(number)] = parts
         if self._left and not is_of_wrapper:
             empty = next(iter(self._left.values())).new_zeros(SIZE)  # on their device
-            left = [self._left.get(n, empty[: end - begin]) for n, begin, end in self.places]
+            left = [self._left.get(n, empty[: end - begin]) for n, begin, end in self._places]
             self.used_left = joined(left)
         self.used = appended(self.used, views)
         if gradients:  # a wrapper's group may have none of this rank, or of this check
@@ -169,18 +163,13 @@ class GradientSamples:
         entry = self._watched[number]
         has_part = entry.described.optimized and entry.described.end > entry.described.begin
         if has_part and entry.share.steps:
-            self.without.append(entry.described.name)
+            self.facts.without_gradient.append(entry.described.name)
 
     def describe(self, post: Post) -> None:
         """Say in a post what was sampled; ``tensors`` has the samples."""
-        post.gradients.computed = {
-            str(n): kind for n, kind in self.types.items() if n not in self.unusable
-        }
-        post.gradients.unusable = sorted(self.unusable)
-        post.gradients.partial = {str(n): parts for n, parts in self.partial.items()}
-        post.gradients.partial_used = {str(n): parts for n, parts in self.partial_used.items()}
-        post.gradients.used, post.gradients.without_gradient = self.places, self.without
-        post.gradients.edited, post.gradients.stale = self.is_edited, self.is_stale
+        usable = {str(n): kind for n, kind in self.types.items() if n not in self._unusable}
+        self.facts.computed, self.facts.used = usable, self._places
+        post.gradients = self.facts
 
     def tensors(self) -> dict[str, Tensor | None]:
         """The samples, as a post names them."""

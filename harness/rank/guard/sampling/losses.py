@@ -23,7 +23,7 @@ from ..fence import Fence
 from ..posting.posts import Post
 from ..process import captures
 from .roots import at_arrival, chain_of, factor_of_terms
-from .samples import bit_sum, on_device
+from .samples import bit_sum, on_device, stacked
 
 MOST_CALLS = 1000
 """Losses that are kept without a backward: a loop that went on with losses, and trained no more,
@@ -290,9 +290,7 @@ class Losses:
         sums = [
             call.targets_sum for one in self._micro for call in one.calls if call.weight is not None
         ]
-        if not sums or any(one is None for one in sums):
-            return None
-        return torch.stack([one.to(sums[0].device, non_blocking=True) for one in sums])
+        return None if not sums or any(one is None for one in sums) else stacked(sums)
 
     def ratios(self) -> Tensor | None:
         """How many times the gradients of other ranks this one goes on with; None without any."""

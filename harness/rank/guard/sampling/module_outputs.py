@@ -18,7 +18,7 @@ from ...training.names import plain
 from ...training.parameters import Modules
 from ..posting.posts import Post
 from ..process import captures
-from .samples import bit_sum, largest
+from .samples import bit_sum, largest, stacked
 
 MOST_CALLS = 4000
 """Calls that are noted: a recurrent model has many. A limit of memory."""
@@ -60,7 +60,7 @@ class ForwardHooks:
         if self._outputs is not None and self._outputs.is_open:
             self._outputs.end()
             post.outputs.calls, post.outputs.opaque = self._outputs.calls, self._outputs.opaque
-            post.tensors["calls"] = self._outputs.sizes()
+            post.tensors["calls"] = stacked(self._outputs.sizes)
 
 
 class ModuleOutputs:
@@ -72,7 +72,8 @@ class ModuleOutputs:
         self.opaque = ""
         """Why nothing can be looked at; empty if it can."""
         self.is_open = True
-        self._sizes: list[Tensor] = []
+        self.sizes: list[Tensor] = []
+        """Three of each call: of its inputs, outputs and weights."""
         self._handles: list[Any] = []
         if any(map(_is_compiled, modules.modules)):
             self.opaque = "the modules are compiled"
@@ -92,13 +93,16 @@ class ModuleOutputs:
         if self.opaque or len(self.calls) >= MOST_CALLS:
             return
         try:
-            values = [arguments, keywords], output, list(module._parameters.values())
-            sizes = [_size(one) for one in values]
+            sizes = []
+            for value in ([arguments, keywords], output, list(module._parameters.values())):
+                largest_values = largest([local(one).detach() for one in _tensors(value, DEPTH)])
+                # nan is larger than all
+                sizes.append(largest_values.max() if len(largest_values) else torch.zeros(()))
         except Exception as error:  # a tensor of a package, or of a transformed function
             self.opaque = f"their values cannot be read: {type(error).__name__}"
             return
         self.calls.append([name, type(module).__name__, is_root])
-        self._sizes += sizes
+        self.sizes += sizes
 
     def end(self) -> None:
         """Remove the hooks."""
@@ -106,13 +110,6 @@ class ModuleOutputs:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-    def sizes(self) -> Tensor:
-        """Three sizes of each call: of its inputs, outputs and weights."""
-        if not self._sizes:
-            return torch.zeros(0)
-        device = self._sizes[0].device
-        return torch.stack([size.to(device, non_blocking=True) for size in self._sizes])
 
 
 class RootInputs:
@@ -138,15 +135,7 @@ class RootInputs:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if not (self._is_read and self._sums):
-            return None
-        device = self._sums[0].device
-        return torch.stack([one.to(device) for one in self._sums]).sum().reshape(1)
-
-
-def _size(values: Any) -> Tensor:
-    sizes = largest([local(one).detach() for one in _tensors(values, DEPTH)])
-    return sizes.max() if len(sizes) else torch.zeros(())  # nan is larger than all
+        return stacked(self._sums).sum().reshape(1) if self._is_read and self._sums else None
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Tensor]:

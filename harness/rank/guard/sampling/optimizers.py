@@ -79,14 +79,9 @@ def is_on_device(value: Any) -> bool:
 
 def plain_settings(group: dict[str, Any]) -> dict[str, Any]:
     """The settings of a group that are numbers."""
+    parts = {name: one if isinstance(one, tuple) else (one,) for name, one in group.items()}
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in group.items()
-        if name != "params" and _is_plain(value)
+        if name != "params" and all(isinstance(part, (int, float)) for part in parts[name])
     }
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(isinstance(part, (int, float)) for part in value)
-    return isinstance(value, (int, float, bool))

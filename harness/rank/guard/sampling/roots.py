@@ -102,17 +102,14 @@ def chain_of(root: Any) -> Chain:
             if number is not None and (divides or MULTIPLIER in sys.modules):
                 is_count = number >= 2 and not operand.is_floating_point()
                 chain.counts |= {number} if is_count else set()
-        elif node is None or not (_kind(node) in SAME or _adds_constant(node)):
+        elif _kind(node) == "Add":  # of what has no gradient, as in loss = 0; loss += mean
+            has_one_side = sum(one is not None for one, _ in node.next_functions) == 1
+            if not has_one_side or getattr(node, "_saved_alpha", 1) != 1:
+                break
+        elif _kind(node) not in SAME:
             break
         chain.node, chain.place = _next((node, chain.place))
     return chain
-
-
-def _adds_constant(node: Any) -> bool:
-    """Whether an operation adds what has no gradient, as in ``loss = 0; loss += mean``."""
-    if _kind(node) != "Add" or sum(one is not None for one, _ in node.next_functions) != 1:
-        return False
-    return bool(getattr(node, "_saved_alpha", 1) == 1)
 
 
 def factor_of_terms(chain: Chain) -> float:

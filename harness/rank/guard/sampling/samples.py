@@ -63,21 +63,18 @@ class Positions:
 
 def _picked(tensor: Tensor, positions: Sequence[int]) -> Tensor:
     """The values of a tensor at positions in its order, without a copy of all of it."""
-    places = [_place(tensor, position) for position in positions]
+    places = []
+    for position in positions:  # where in its memory the tensor has that value
+        place = int(tensor.storage_offset())
+        for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+            position, number = divmod(position, int(size))
+            place += number * int(stride)
+        places.append(place)
     gaps = {places[n + 1] - places[n] for n in range(len(places) - 1)}
     if len(gaps) == 1 and min(gaps) > 0:
         return torch.as_strided(tensor, (len(places),), (gaps.pop(),), places[0])
     single = [torch.as_strided(tensor, (1,), (1,), place) for place in places]
     return torch.cat(single) if single else tensor.new_zeros(0)
-
-
-def _place(tensor: Tensor, position: int) -> int:
-    """Where in its memory a tensor has the value at a position."""
-    place = int(tensor.storage_offset())
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
-        position, number = divmod(position, int(size))
-        place += number * int(stride)
-    return place
 
 
 def version(tensor: Any) -> int:
@@ -113,6 +110,13 @@ def joined(views: Sequence[Tensor]) -> Tensor:
     if all(view.dtype == views[0].dtype and view.device == device for view in views):
         return torch.cat(list(views)).float()  # one conversion instead of one for each view
     return torch.cat([view.to(device).float() for view in views])
+
+
+def stacked(sums: Sequence[Tensor]) -> Tensor:
+    """Some single values, on the device of the first one."""
+    if not sums:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack([one.to(sums[0].device, non_blocking=True) for one in sums])
 
 
 def appended(before: Tensor | None, views: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 
 MORE = 4
 """Skipped steps after which even a loss that is not scaled up has overflowed, ..."""
@@ -43,7 +43,7 @@ class Skips:
         """Whether the losses of the next steps are looked at."""
         return self.row >= MANY
 
-    def skipped(self, scaler: Any, steps: int) -> LocalAlarm | None:
+    def skipped(self, scaler: Any, steps: int) -> Alarm | None:
         """Note that a step was skipped, after so many that were taken; returns an alarm if they
         are too many. ``scaler`` is torch's, or an optimizer of DeepSpeed, which has one."""
         before, self.row = self._scale, self.row + 1
@@ -60,7 +60,7 @@ class Skips:
             return self._alarm(steps, f"the last {self._same} with the same scale, {known.now:g}")
         return None
 
-    def lost(self, is_lost: bool, row: int, steps: int) -> LocalAlarm | None:
+    def lost(self, is_lost: bool, row: int, steps: int) -> Alarm | None:
         """Note whether the last one of some skipped steps had a loss that is not finite: no scale
         of it helps."""
         self._lost = self._lost + 1 if is_lost else 0
@@ -68,11 +68,11 @@ class Skips:
             return None
         return self._alarm(steps, "the loss itself is not finite, which no scale changes", row)
 
-    def _alarm(self, steps: int, why: str, row: int = 0) -> LocalAlarm:
+    def _alarm(self, steps: int, why: str, row: int = 0) -> Alarm:
         since = f"since step {steps}" if steps else "at all"
         skips = f"the loss scaler skipped {row or self.row} steps in a row"
         text = f"{skips}, and no step was taken {since}: {why}"
-        return LocalAlarm("scaler", "skips", text, float(self.row))
+        return Alarm("scaler", "skips", text, size=float(self.row))
 
 
 @dataclass

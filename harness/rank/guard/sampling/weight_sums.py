@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...training.layouts import local
 from ...training.parameters import Modules, Watched
 from ..posting.posts import Post
-from .samples import Positions, bit_sum, joined, version
+from .samples import Positions, bit_sum, joined, stacked, version
 
 MIX = 6364136223846793005
 """An odd number: two sums of bits with it in one are equal on two ranks if both sums are."""
@@ -112,12 +112,6 @@ class WeightSums:
 
     def _bits(self, numbers: Sequence[int]) -> Tensor:
         return stacked(self._sums(numbers))
-
-
-def stacked(sums: Sequence[Tensor]) -> Tensor:
-    if not sums:
-        return torch.zeros(0, dtype=torch.int64)
-    return torch.stack([one.to(sums[0].device) for one in sums])
 
 
 LOOKED_AT = 16

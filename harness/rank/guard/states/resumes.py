@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ....detectors.arithmetic import NOISE
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 
 BEGINNING = 4
 """Steps of a state that has just begun, too: its schedule may rightly be at its beginning. No case
@@ -36,25 +36,31 @@ class Resume:
     def is_over(self) -> bool:
         return self._steps == 2
 
-    def before_step(self, optimizer: Any) -> Iterator[LocalAlarm]:
+    def before_step(self, optimizer: Any) -> Iterator[Alarm]:
         """Compare what the optimizer has before a step with the loaded state."""
         self._steps += 1
         if self._steps == 1:
-            if not self._states and not self._goes_on(optimizer):
-                self._steps = 2
+            has_begun = any(getattr(s, "last_epoch", 0) > 0 for s in self._schedules(optimizer))
+            if not self._states and not has_begun:
+                self._steps = 2  # the state may be the one with which SGD begins
                 return
             yield from self._compare_states(optimizer)
             self._begun = self._begun_schedule(optimizer)
-        change = self._change_of_rate(optimizer)
-        if change is None:
+        pairs = zip(self._rates, rates(optimizer))
+        changes = (
+            (before, rate)
+            for before, rate in pairs
+            if before and rate is not None and abs(before - rate) > NOISE * abs(before)
+        )
+        before, rate = next(changes, (0.0, 0.0))
+        if not before:
             return
-        before, rate = change
         if self._steps == 1 and self._is_of_schedule(rate, optimizer):
             text = (
                 f"the learning rate was {before:.4g} in the loaded state, and the first step uses "
                 f"{rate:.4g}"
             )
-            yield LocalAlarm("schedule", "resume", text, abs(rate - before))
+            yield Alarm("schedule", "resume", text, size=abs(rate - before))
             self._steps = 2
         elif self._steps == 2 and self._begun and self._count > BEGINNING:
             text = (
@@ -62,9 +68,9 @@ class Resume:
                 f"with the first one: the second step after the load uses the learning rate "
                 f"{rate:.4g} instead of about {before:.4g}"
             )
-            yield LocalAlarm("schedule", "again", text, abs(rate - before))
+            yield Alarm("schedule", "again", text, size=abs(rate - before))
 
-    def _compare_states(self, optimizer: Any) -> Iterator[LocalAlarm]:
+    def _compare_states(self, optimizer: Any) -> Iterator[Alarm]:
         states, count = _states(optimizer), steps_of(optimizer)
         kept = sum(map(bool, optimizer.state.values()))  # a new phase may clear them
         if 2 * states < self._states <= kept:
@@ -72,19 +78,17 @@ class Resume:
                 f"the loaded state was that of {self._states} parameters, and the first step has "
                 f"that of {states}: the others begin again"
             )
-            yield LocalAlarm("schedule", "state", text, float(self._states - states))
-        elif count < self._count - 0.5 and _has_moments(optimizer):
+            yield Alarm("schedule", "state", text, size=float(self._states - states))
+            return
+        values = [value for state in _held(optimizer) for value in state.values()]
+        moments = [one for one in values if isinstance(one, Tensor) and one.dim() > 0]
+        # A new phase may clear moments with the count.
+        if count < self._count - 0.5 and any(bool(one.any()) for one in moments):
             text = (
                 f"the loaded state has taken {self._count:.0f} steps, and the first step begins "
                 f"with {count:.0f}"
             )
-            yield LocalAlarm("schedule", "count", text, self._count - count)
-
-    def _change_of_rate(self, optimizer: Any) -> tuple[float, float] | None:
-        for before, rate in zip(self._rates, rates(optimizer)):
-            if before and rate is not None and abs(before - rate) > NOISE * abs(before):
-                return before, rate
-        return None
+            yield Alarm("schedule", "count", text, size=self._count - count)
 
     def _is_of_schedule(self, rate: float, optimizer: Any) -> bool:
         """Whether a schedule may have set this rate: its first one, or its last. A loop that sets
@@ -95,11 +99,6 @@ class Resume:
             for name in ("base_lrs", "_last_lr")
             if id(one) in self._before or self._has_first_rates(one)
         )
-
-    def _goes_on(self, optimizer: Any) -> bool:
-        """Whether a schedule is beyond its beginning. Otherwise a state that has no steps, as that
-        of SGD, may be the one with which an optimizer begins."""
-        return any(getattr(one, "last_epoch", 0) > 0 for one in self._schedules(optimizer))
 
     def _begun_schedule(self, optimizer: Any) -> str:
         """The name of the schedule, if all of them are at their beginning."""
@@ -112,7 +111,7 @@ class Resume:
     def _has_first_rates(self, schedule: Any) -> bool:
         return self._first_rates.issuperset(getattr(schedule, "base_lrs", ()))
 
-    def left_by(self, optimizer: Any) -> LocalAlarm | None:
+    def left_by(self, optimizer: Any) -> Alarm | None:
         """An alarm if this optimizer takes its first step instead of the one with the loaded
         state, and has none."""
         is_alike = self._ids == _ids(optimizer)
@@ -122,7 +121,7 @@ class Resume:
             f"a state with {self._count:.0f} steps was loaded into an optimizer that takes no "
             "step, and another one takes the first step without any state"
         )
-        return LocalAlarm("schedule", "other", text, self._count)
+        return Alarm("schedule", "other", text, size=self._count)
 
 
 def rates(optimizer: Any) -> list[Any]:
@@ -131,24 +130,15 @@ def rates(optimizer: Any) -> list[Any]:
     return [value if isinstance(value, float) else None for value in values]
 
 
-def _parameters(optimizer: Any) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _ids(optimizer: Any) -> set[int]:
-    return set(map(id, _parameters(optimizer)))
-
-
-def _has_moments(optimizer: Any) -> bool:
-    """Whether moments of an optimizer are not zero: a new phase may clear them with the count."""
-    values = [value for state in _held(optimizer) for value in state.values()]
-    return any(one.dim() > 0 and bool(one.any()) for one in values if isinstance(one, Tensor))
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _held(optimizer: Any) -> list[Any]:
     """The states of the parameters that the optimizer updates. With ZeRO 3 it has its parameters
     only while it steps."""
-    parameters = _parameters(optimizer) or list(optimizer.state)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters or list(optimizer.state)
     return [optimizer.state[p] for p in parameters if p in optimizer.state]
 
 

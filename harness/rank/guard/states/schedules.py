@@ -12,7 +12,7 @@ from typing import Any
 from ....detectors.arithmetic import begins_with_jump
 from ...events import NewSchedule, PreparedSchedule, instrument
 from ..fence import Fence
-from ..posting.posts import LocalAlarm
+from ..posting.posts import Alarm
 
 PATIENCE = 4
 """Steps in a row that make a fault: when a loss scaler skips a step, its schedule may go on, in a
@@ -49,7 +49,7 @@ class Schedule:
 
     def step(
         self, rates: list[float], per_step: set[int], groups: list[dict[str, Any]]
-    ) -> LocalAlarm | None:
+    ) -> Alarm | None:
         """Note a step of the optimizer with these rates and groups. ``per_step`` are the numbers of
         steps that the schedule may take in it; if it is empty, any."""
         scheduler = self.scheduler()
@@ -71,13 +71,13 @@ class Schedule:
                 f"groups than those that the optimizer steps, with {rates[0]:.4g}: what wraps the "
                 "optimizer kept groups that a load has replaced"
             )
-            return LocalAlarm("schedule", "apart", text)
+            return Alarm("schedule", "apart", text)
         if self._ahead == PATIENCE:
             text = f"the schedule goes on by {steps} steps with each step of the optimizer"
-            return LocalAlarm("schedule", "ahead", text, float(steps))
+            return Alarm("schedule", "ahead", text, size=float(steps))
         if self._still == PATIENCE:
             text = f"{self.name} goes on, and the learning rate stays {rates[0]:.4g}"
-            return LocalAlarm("schedule", "still", text)
+            return Alarm("schedule", "still", text)
         return None
 
     def _sets_others(self, rates: list[float], groups: list[dict[str, Any]]) -> bool:
@@ -99,7 +99,7 @@ class Schedules:
     """The schedules and the rates of all optimizers."""
 
     def __init__(self) -> None:
-        self.alarms: list[LocalAlarm] = []
+        self.alarms: list[Alarm] = []
         self._of: weakref.WeakKeyDictionary[Any, list[Schedule]] = weakref.WeakKeyDictionary()
         self._prepared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._set: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -165,4 +165,4 @@ class Schedules:
                 text = (
                     f"the learning rates of the first steps are {rate_list}: the first is not the "
                 )
-                self.alarms.append(LocalAlarm("schedule", "first", f"{text}schedule's", rates[0]))
+                self.alarms.append(Alarm("schedule", "first", f"{text}schedule's", size=rates[0]))

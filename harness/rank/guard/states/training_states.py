@@ -20,7 +20,7 @@ from torch import Tensor
 from ...training.layouts import local
 from ...training.parameters import Watched
 from ..posting.posts import Pass, Post
-from ..sampling.samples import INTEGERS
+from ..sampling.samples import INTEGERS, stacked
 from .resumes import Resume, rates, steps_of
 
 SAVED, RESUMED = "saved", "resumed"
@@ -146,7 +146,7 @@ class States:
         watched: Sequence[Watched],
         path: str,
         begun: Sequence[Pass],
-        orders: Sequence[Sequence[int]] = (),
+        orders: list[list[int]],
     ) -> None:
         """Note the state of a training that is saved, in the middle of the epochs ``begun``, or
         after epochs with these first batches; in one step once."""
@@ -154,9 +154,10 @@ class States:
             if (state.event, state.step) == (SAVED, step):
                 state.path = path or state.path
                 return
-        state = TrainingState(SAVED, step, path, rates=rates(optimizer))
-        state.begun = [asdict(one) for one in begun]
-        state.orders = [list(one) for one in orders]
+        epochs = [asdict(one) for one in begun]
+        state = TrainingState(
+            SAVED, step, path, rates=rates(optimizer), begun=epochs, orders=orders
+        )
         self._note(state, optimizer, watched)
 
     def resume(self, optimizer: Any, watched: Sequence[Watched]) -> None:
@@ -177,7 +178,7 @@ class States:
     def note_file(self, event: str, step: int, path: str, content: Any) -> None:
         """Note what is written to a distributed checkpoint, or was filled from it."""
         state = TrainingState(event, step, path, stamp(path) if event == FILLED else "")
-        values = dict(islice(leaves(content, ()), MOST_LEAVES))
+        values = leaves(content)
         numbers = ((key, one) for key, one in values.items() if not isinstance(one, Tensor))
         state.numbers = dict(islice(numbers, MOST_NUMBERS))
         tensors = [(key, one) for key, one in values.items() if isinstance(one, Tensor)]
@@ -187,17 +188,15 @@ class States:
         self, step: int, optimizer: Any, watched: Sequence[Watched], path: str, content: Any
     ) -> None:
         """Note the weights and the optimizer's state in a file, by the names of parameters."""
-        described = [one.described for one in watched if one.described.optimized]
-        numels = {one.name: one.numel for one in described}
+        numels = _numels(watched)
         kinds = {str(name) for state in optimizer.state.values() for name in state} - {"step"}
         pairs = []
-        for key, tensor in islice(leaves(content, ()), MOST_LEAVES):
+        for key, tensor in leaves(content).items():
             if not isinstance(tensor, Tensor) or _ranks_of_split(tensor) > 1:
                 continue
             outer, _, last = key.rpartition(".")
-            name, kind = (outer, last) if last in kinds else (key, WEIGHT)
-            name = next((one for one in _endings(name) if one in numels), "")
-            if name and numels[name] == tensor.numel():
+            path, kind = (outer, last) if last in kinds else (key, WEIGHT)
+            if name := _parameter_of(path, tensor, numels):
                 pairs.append(_part(name, kind, "", local(tensor)))
         if pairs:
             self.add(TrainingState(GATHERED, step, path, count=steps_of(optimizer)), pairs)
@@ -209,17 +208,14 @@ class States:
         their sizes. Other optimizers than torch's may change weights in a mode of their own."""
         if not type(optimizer).__module__.startswith("torch.optim"):
             return
-        described = [one.described for one in watched if one.described.optimized]
-        numels = {one.name: one.numel for one in described}
+        numels = _numels(watched)
         others: set[int] = set()
         pairs = []
-        for key, tensor in islice(leaves(content, (), "param_groups"), MOST_LEAVES):
-            if isinstance(tensor, Tensor):
-                name = next((one for one in _endings(key) if one in numels), "")
-                if name and numels[name] == tensor.numel():
-                    pairs.append(_part(name, WEIGHT, "", local(tensor)))
-                else:
-                    others.add(tensor.numel())
+        for key, tensor in leaves(content, "param_groups").items():
+            if isinstance(tensor, Tensor) and (name := _parameter_of(key, tensor, numels)):
+                pairs.append(_part(name, WEIGHT, "", local(tensor)))
+            elif isinstance(tensor, Tensor):
+                others.add(tensor.numel())
         has_others = others >= {*numels.values()}
         if pairs or has_others:
             numbers = {"others": True} if has_others else {}
@@ -227,8 +223,8 @@ class States:
 
     def note_parts(self, step: int, path: str, content: Any) -> None:
         """Note what a file gets of tensors that ranks split."""
-        values = islice(leaves(content, ()), MOST_LEAVES)
-        shares = {key: _ranks_of_split(one) for key, one in values if isinstance(one, Tensor)}
+        tensors = {key: one for key, one in leaves(content).items() if isinstance(one, Tensor)}
+        shares = {key: _ranks_of_split(one) for key, one in tensors.items()}
         split = [key for key, ranks in shares.items() if ranks > 1]
         if split:
             numbers = {"names": split[:MOST_NAMES], "ranks": max(shares.values())}
@@ -249,10 +245,8 @@ class States:
         """Add the states to a post, with the sums of all their parts."""
         pairs, self._states = self._states, []
         if pairs:
-            sums = [one for _, of_state in pairs for one in of_state]
-            sums = [one.to(sums[0].device) for one in sums] or [torch.zeros((), dtype=torch.int64)]
             post.states = [asdict(state) for state, _ in pairs]
-            post.tensors["states"] = torch.stack(sums)
+            post.tensors["states"] = stacked([one for _, sums in pairs for one in sums])
 
     def take_saves(self, others: States) -> None:
         """Add the saves of another training, which perhaps takes no more steps, in front."""
@@ -276,9 +270,13 @@ def stamp(path: str) -> str:
     return " ".join(f"{one.st_size} {one.st_mtime_ns}" for one in status)
 
 
-def leaves(value: Any, path: tuple[str, ...], left_out: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(content: Any, left_out: str = "") -> dict[str, Any]:
     """The tensors, numbers and texts in nested dicts and lists, by their path, but for those of
     dicts with the key ``left_out``."""
+    return dict(islice(_leaves(content, (), left_out), MOST_LEAVES))
+
+
+def _leaves(value: Any, path: tuple[str, ...], left_out: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         items: Iterable[tuple[Any, Any]] = () if left_out and left_out in value else value.items()
     elif isinstance(value, (list, tuple)):
@@ -289,14 +287,21 @@ def leaves(value: Any, path: tuple[str, ...], left_out: str = "") -> Iterator[tu
             yield ".".join(path), value
         return
     for key, inner in items:
-        yield from leaves(inner, (*path, str(key)), left_out)
+        yield from _leaves(inner, (*path, str(key)), left_out)
 
 
-def _endings(path: str) -> Iterator[str]:
-    """The path of a tensor in a file, without more and more of its beginning."""
-    while path:
-        yield path
+def _numels(watched: Iterable[Watched]) -> dict[str, int]:
+    """How many values the parameters of the optimizer have, by their names."""
+    described = (one.described for one in watched)
+    return {one.name: one.numel for one in described if one.optimized}
+
+
+def _parameter_of(path: str, tensor: Tensor, numels: Mapping[str, int]) -> str:
+    """The parameter with whose name the path of a tensor in a file ends; empty if it has another
+    size."""
+    while path and path not in numels:
         path = path.partition(".")[2]
+    return path if numels.get(path) == tensor.numel() else ""
 
 
 def _ranks_of_split(tensor: Any) -> int:
@@ -337,17 +342,12 @@ def _parts(
         for owner, state in states.items():
             values = state.get(stepped)
             for name, value in values.items() if isinstance(values, dict) else ():
-                if _is_of(value, stepped, entry):
+                if _has_bits(value) and (
+                    (value.shape == stepped.shape and value.dim() > 0)
+                    or (entry.share.master is None and value.numel() > 1)  # it is no count
+                ):
                     kind = f"{owner}{name}"
                     yield _part(described.name, kind, place, entry.of_stepped(value))
-
-
-def _is_of(value: Any, stepped: Any, entry: Watched) -> bool:
-    """Whether a value in the state of a parameter is a tensor of it, and no count."""
-    if not _has_bits(value):
-        return False
-    is_alike = value.shape == stepped.shape and value.dim() > 0
-    return is_alike or (entry.share.master is None and value.numel() > 1)
 
 
 def _has_bits(value: Any) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ...training.parameters import Watched
 from ..sampling.samples import bit_sum
-from .training_states import MOST_LEAVES, Part, TrainingState, leaves
+from .training_states import Part, TrainingState, leaves
 
 FILE, FIRST, LIVE, VALUES = "file", "first", "live", "values"
 """Kinds of parts: the bits of a weight in the file, at the beginning and now, and how many of its
@@ -27,36 +26,30 @@ def written_weights(
 ) -> tuple[TrainingState, list[tuple[Part, Tensor]]] | None:
     """What a file gets as the weights of the whole model; None if it gets something else. ``first``
     has the bit sums of all weights at the beginning, or nothing if this rank has but a part."""
-    found = dict(islice(leaves(content, (), "param_groups"), MOST_LEAVES))
+    found = leaves(content, "param_groups")
     first_numbers: dict[str, int] = {}  # another model of the process may have the same names
     for number, one in enumerate(watched):
         if one.described.optimized:
             first_numbers.setdefault(one.described.name, number)
     names = {number: watched[number].described for number in first_numbers.values()}
-    place = next((one for one in MAIN if _has_all(found, one, names.values())), None)
+    sizes = {
+        path: tensor.numel()
+        for path, tensor in found.items()
+        if type(tensor) in (Tensor, torch.nn.Parameter)
+    }
+    places = (
+        place for place in MAIN if all(sizes.get(place + d.name) == d.numel for d in names.values())
+    )
+    place = next(places, None)
     if place is None or not names:
         return None
     pairs: list[tuple[Part, Tensor]] = []
     for number, described in names.items():
         tensor, live = found[place + described.name].detach(), watched[number].copy
-        numbers = {VALUES: _values(tensor)}
+        some = tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLE)]
+        numbers = {VALUES: (torch.isfinite(some) & (some != 0)).sum()}
         is_of_model = tensor.data_ptr() == live.data_ptr()
         if len(first) and tensor.dtype == live.dtype and not is_of_model:
             numbers |= {FILE: bit_sum(tensor), FIRST: first[number], LIVE: bit_sum(live)}
         pairs += [(Part(described.name, kind, "", 1, "int64", 8), n) for kind, n in numbers.items()]
     return TrainingState(event, step, path), pairs
-
-
-def _has_all(found: Mapping[str, Any], place: str, names: Any) -> bool:
-    """Whether there are tensors of all sizes under the names behind a place."""
-    return all(_is_whole(found.get(place + one.name), one.numel) for one in names)
-
-
-def _is_whole(value: Any, numel: int) -> bool:
-    is_usual = type(value) in (Tensor, torch.nn.Parameter)
-    return is_usual and bool(value.numel() == numel)
-
-
-def _values(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLE)]
-    return (torch.isfinite(flat) & (flat != 0)).sum()

@@ -2,68 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ... import events
 from ...events import Clip, EngineClip, Unscale, WrapperUnscale, ZeroGrad
-from ..fence import Fence
-from ..sampling.losses import Losses
-from ..trainings.trainings import Trainings
+from ..trainings.training import Training
+from .watch import Watch
 
 
-class GradientEvents:
+class GradientEvents(Watch):
     """Lets trainings sample gradients before they are changed, and notes by what."""
-
-    def __init__(self, trainings: Trainings, fence: Fence, losses: Losses) -> None:
-        self._trainings, self._fence, self._losses = trainings, fence, losses
 
     def subscribe(self) -> None:
         """Subscribe to what changes gradients."""
-        on, guarded, is_armed = events.instrument.on, self._fence.guarded, self._fence.is_armed
+
+        def unscale_group(event: WrapperUnscale) -> None:
+            training = self.trainings.of(event.owner.optimizer)
+            if training is not None and training.role.inner_steps is not None:
+                training.take_used()
+
+        on, guarded, is_armed = events.instrument.on, self.fence.guarded, self.fence.is_armed
         for kind in (Clip, EngineClip):
             on(kind, before=guarded(self._clip), after=guarded(self._clipped), when=is_armed)
-        on(Clip, before=guarded(self._note_clip), when=self._fence.is_new)
+        on(Clip, before=guarded(self._note_clip), when=self.fence.is_new)
         on(Unscale, before=guarded(self._unscale), when=is_armed)
-        on(WrapperUnscale, before=guarded(self._unscale_group), when=is_armed)
+        on(WrapperUnscale, before=guarded(unscale_group), when=is_armed)
         on(ZeroGrad, before=guarded(self._clear), when=is_armed)
 
-    def _clip(self, event: Clip) -> None:
+    def _holders(self, event: Clip) -> Iterator[tuple[Training, set[int]]]:
+        """The trainings that have parameters of a clipping, and the ids of all of these."""
         ids = {id(parameter) for parameter in event.parameters}
-        for training in self._trainings:
-            if training.armed and training.model.holds(ids):
+        return ((one, ids) for one in self.trainings if one.model.holds(ids))
+
+    def _clip(self, event: Clip) -> None:
+        for training, ids in self._holders(event):
+            if training.armed:
                 training.take_used()
-                training.checked.begin_clip(ids, event.norm_type)
+                step, watched = training.checked, training.model.watched
+                step.clips.begin(ids, event.norm_type, watched, step.numbers)
 
     def _clipped(self, event: Clip) -> None:
-        ids = {id(parameter) for parameter in event.parameters}
-        for training in self._trainings:
-            if training.armed and training.model.holds(ids):
+        for training, _ in self._holders(event):
+            if training.armed:
                 training.checked.clips.end(event.value, event.max_norm)
 
     def _note_clip(self, event: Clip) -> None:
-        ids = {id(parameter) for parameter in event.parameters}
-        for training in self._trainings:
-            training.note_clip(ids, event.max_norm, self._trainings.backwards)
+        for training, _ in self._holders(event):
+            training.note_clip(event.max_norm, self.trainings.backwards)
 
     def _unscale(self, event: Unscale) -> None:
-        training = self._trainings.of(event.values[0])
+        training = self.trainings.of(event.values[0])
         if training is not None:
             training.take_used()
             training.checked.clips.unscale(event.owner, training.armed)
-
-    def _unscale_group(self, event: WrapperUnscale) -> None:
-        training = self._trainings.of(event.owner.optimizer)
-        if training is not None and training.inner_steps is not None:
-            training.take_used()
 
     def _clear(self, event: ZeroGrad) -> None:
         if isinstance(event.owner, torch.nn.Module):
             ids = {id(parameter) for parameter in event.owner.parameters()}
         else:
             ids = {id(p) for group in event.owner.param_groups for p in group["params"]}
-        trainings = [one for one in self._trainings if one.model.holds(ids)]
-        is_only_one, backwards = len(self._trainings) == 1, self._trainings.backwards
+        trainings = [one for one in self.trainings if one.model.holds(ids)]
+        is_only_one, backwards = len(self.trainings) == 1, self.trainings.backwards
         had_gradients = [one.cleared(is_only_one, backwards) for one in trainings]
         is_open = any(one.armed and not one.checked.is_sampled for one in trainings)
         if any(had_gradients) or is_open:
-            self._losses.cleared()
+            self.losses.cleared()

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from ...events import MergedAdapter, instrument
-from ..fence import Fence
-from ..posting.posts import LocalAlarm
-from ..reporting.account import Account
+from ..posting.posts import Alarm
 from ..trainings.training import Training
+from .watch import Watch
 
 ROWS, SEED = 8, 0
 UNEQUAL = 0.02
@@ -26,29 +25,21 @@ ROUNDINGS = 32
 below in a test."""
 
 
-class Merges:
+class Merges(Watch):
     """The merges of a process."""
-
-    def __init__(self, trainings: Sequence[Training], fence: Fence, account: Account) -> None:
-        self._trainings, self._fence, self._account = trainings, fence, account
 
     def subscribe(self) -> None:
         """Subscribe to merges."""
-        instrument.on(MergedAdapter, around=self._merge, when=self._fence.is_alive)
+        instrument.on(MergedAdapter, around=self._merge, when=self.fence.is_alive)
 
     def _merge(self, event: MergedAdapter, call: Callable[[], Any]) -> Any:
         if not event.has_all:
             return call()
         merge = Merge(event.owner)
-        self._fence.call(merge.begin, self._trainings)
+        self.fence.call(merge.begin, self.trainings)
         value = call()
-        self._fence.call(self._end, merge)
+        self.fence.call(merge.end, lambda alarm: self.account.tell(self.trainings[0], alarm))
         return value
-
-    def _end(self, merge: Merge) -> None:
-        alarm = merge.end()
-        if alarm is not None:
-            self._account.tell(self._trainings[0], alarm)
 
 
 class Merge:
@@ -61,7 +52,8 @@ class Merge:
     def begin(self, trainings: Sequence[Training]) -> None:
         """Ask the layer with its adapter."""
         weights = [p for p in self._layer.parameters() if p.requires_grad]
-        is_trained = any(one.model.has_left(weights, one.steps) for one in trainings)
+        pairs = ((one.model.sums, one.steps) for one in trainings)
+        is_trained = any(sums.has_left(weights, steps) for sums, steps in pairs if sums)
         if self._layer.merged_adapters or not is_trained:
             return
         base = self._layer.get_base_layer()
@@ -69,21 +61,21 @@ class Merge:
         if self._inputs is not None:
             self._before, self._base = self._outputs(self._layer), self._outputs(base)
 
-    def end(self) -> LocalAlarm | None:
-        """Ask it again; returns an alarm if it computes something else."""
+    def end(self, tell: Callable[[Alarm], None]) -> None:
+        """Ask it again, and tell an alarm if it computes something else."""
         if self._before is None or self._base is None:
-            return None
+            return
         after = self._outputs(self._layer)
         error = float((after - self._before).abs().max())
         effect = float((self._before - self._base).abs().max())
         rounding = torch.finfo(after.dtype).eps * float(self._before.abs().max())
         if not error > max(UNEQUAL * effect, ROUNDINGS * rounding):
-            return None
+            return
         text = (
             f"an adapter was merged into a {type(self._layer).__name__}, which computes something "
             f"else since: off by {error / effect if effect else 1.0:.0%} of the adapter's effect"
         )
-        return LocalAlarm("checkpoints", "merge", text, error)
+        tell(Alarm("checkpoints", "merge", text, size=error))
 
     def _outputs(self, layer: Any) -> Any:
         modes = [(module, module.training) for module in layer.modules()]

@@ -18,111 +18,89 @@ from ...events import (
     SavedTensors,
     instrument,
 )
-from ..data.rows import Rows
-from ..fence import Fence
-from ..posting.posts import Pass
-from ..states.schedules import Schedules
 from ..states.training_states import FILLED, WRITTEN
 from ..trainings.training import Training
-from ..trainings.trainings import Trainings
+from .watch import Watch
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched: limits of time."""
 
 
-class Checkpoints:
+class Checkpoints(Watch):
     """Follows the saves and loads of a process."""
 
-    def __init__(
-        self, trainings: Trainings, fence: Fence, rows: Rows, schedules: Schedules
-    ) -> None:
-        self.trainings, self._fence = trainings, fence
-        self.rows, self.schedules = rows, schedules
-        self._is_saving = False
+    _is_saving = False
 
     def subscribe(self) -> None:
         """Subscribe to what loads and saves."""
-        on, guarded, is_alive = instrument.on, self._fence.guarded, self._fence.is_alive
-        on(LoadedState, before=guarded(self._load), when=is_alive)
-        on(LoadedState, after=guarded(self._loaded), when=is_alive)
-        on(FilledState, after=guarded(lambda e: note_filled(e, self.trainings)), when=is_alive)
-        on(Load, after=guarded(self._note_load), when=is_alive)
-        on(RestoredTraining, after=guarded(self._note_load), when=is_alive)
-        on(Save, around=self._save, when=is_alive)
-        on(PlannedSave, around=self._save, when=is_alive)
-        on(SavedTensors, around=self._save, when=is_alive)
-        on(PlannedLoad, after=guarded(self._note_planned_load), when=is_alive)
 
-    def _load(self, event: LoadedState) -> None:
-        training = self.trainings.of(event.owner)
-        if training is not None:
-            training.states.begin_load(event.owner)
+        def begin_load(event: LoadedState) -> None:
+            training = self.trainings.of(event.owner)
+            if training is not None:
+                training.states.begin_load(event.owner)
 
-    def _note_planned_load(self, event: PlannedLoad) -> None:
-        for training in self.trainings:
-            training.states.is_filled = True
+        def end_load(event: LoadedState) -> None:
+            training = self.trainings.of(event.owner)
+            if training is not None:
+                training.loaded(self.schedules.of)
+                self.rows.restart(goes_on=True)
 
-    def _loaded(self, event: LoadedState) -> None:
-        training = self.trainings.of(event.owner)
-        if training is not None:
-            training.loaded(self.schedules.of)
-            self.rows.restart(goes_on=True)
+        def note_planned_load(event: PlannedLoad) -> None:
+            for training in self.trainings:
+                training.states.is_filled = True
 
-    def _note_load(self, event: Load) -> None:
-        note_load(event, self.trainings)
-        if event.has_loaded:
-            self.rows.restart(goes_on=True)
+        def note_filled(event: FilledState) -> None:
+            for training in self.trainings[:1]:
+                training.states.note_file(FILLED, training.steps, event.path, event.state)
 
-    def _note_save(self, event: Save) -> None:
-        note_save(event, self.trainings, self.rows.begun(), self.rows.orders())
+        on, guarded, is_alive = instrument.on, self.fence.guarded, self.fence.is_alive
+        on(LoadedState, before=guarded(begin_load), when=is_alive)
+        on(LoadedState, after=guarded(end_load), when=is_alive)
+        on(FilledState, after=guarded(note_filled), when=is_alive)
+        on(PlannedLoad, after=guarded(note_planned_load), when=is_alive)
+        for load in (Load, RestoredTraining):
+            on(load, after=guarded(self._note_load), when=is_alive)
+        for save in (Save, PlannedSave, SavedTensors):
+            on(save, around=self._save, when=is_alive)
 
     def _save(self, event: Save, call: Callable[[], Any]) -> Any:
-        if self._is_saving or threading.current_thread() is not self._fence.thread:
+        if self._is_saving or threading.current_thread() is not self.fence.thread:
             return call()  # one calls the other, and a thread saves what was copied before
         self._is_saving = True
-        self._fence.call(self._note_save, event)
+        self.fence.call(self._note_save, event)
         try:
             return call()
         finally:
             self._is_saving = False
 
+    def _note_save(self, event: Save) -> None:
+        """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
+        first = self.trainings[0] if self.trainings else None
+        if first is not None and event.is_by_torch:
+            first.states.note_parts(first.steps, event.path, event.state)
+        has_optimizer = not event.is_by_torch or _has_optimizer(event.state)
+        if event.is_by_torch or isinstance(event, SavedTensors):
+            for training in self.trainings:
+                training.note_file(event.path, event.state, event.is_by_torch and has_optimizer)
+        if isinstance(event, SavedTensors) or not has_optimizer:
+            return
+        content = event.state if event.is_by_torch else None
+        begun, orders = self.rows.begun(), self.rows.orders()
+        for training in _concerned(event, self.trainings):
+            training.save(event.path, content, begun, orders)
+        if first is not None and event.is_distributed:
+            first.states.note_file(WRITTEN, first.steps, event.path, event.state)
 
-def note_save(
-    event: Save,
-    trainings: Sequence[Training],
-    begun: Sequence[Pass],
-    orders: Sequence[Sequence[int]] = (),
-) -> None:
-    """Note what is trained, and what is written, if it is a checkpoint with an optimizer."""
-    if trainings and event.is_by_torch:
-        trainings[0].states.note_parts(trainings[0].steps, event.path, event.state)
-    has_optimizer = not event.is_by_torch or _has_optimizer(event.state)
-    if event.is_by_torch or isinstance(event, SavedTensors):
-        for training in trainings:
-            training.note_file(event.path, event.state, event.is_by_torch and has_optimizer)
-    if isinstance(event, SavedTensors) or not has_optimizer:
-        return
-    for training in _concerned(event, trainings):
-        training.save(event.path, event.state if event.is_by_torch else None, begun, orders)
-    if event.is_distributed and trainings:
-        states, step = trainings[0].states, trainings[0].steps
-        states.note_file(WRITTEN, step, event.path, event.state)
-
-
-def note_filled(event: FilledState, trainings: Sequence[Training]) -> None:
-    """Note what torch has read from a distributed checkpoint."""
-    if trainings:
-        states, step = trainings[0].states, trainings[0].steps
-        states.note_file(FILLED, step, event.path, event.state)
-
-
-def note_load(event: Load, trainings: Sequence[Training]) -> None:
-    """Note that a package has loaded a checkpoint of the whole training."""
-    for training in _concerned(event, trainings) if event.has_loaded else ():
-        loaded = training.states.loaded
-        if event.of_engine or loaded is None or not loaded.path:  # the engine knows it better
-            optimizer, promised = training.optimizer(), event.has_optimizer
-            training.states.load(training.steps, optimizer, event.path, promised)
+    def _note_load(self, event: Load) -> None:
+        """Note that a package has loaded a checkpoint of the whole training."""
+        if not event.has_loaded:
+            return
+        for training in _concerned(event, self.trainings):
+            loaded = training.states.loaded
+            if event.of_engine or loaded is None or not loaded.path:  # the engine knows it better
+                optimizer, promised = training.optimizer(), event.has_optimizer
+                training.states.load(training.steps, optimizer, event.path, promised)
+        self.rows.restart(goes_on=True)
 
 
 def _concerned(event: Checkpoint, trainings: Sequence[Training]) -> list[Training]:

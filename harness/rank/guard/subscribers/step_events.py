@@ -11,123 +11,107 @@ import torch
 
 from ... import events
 from ...events import Gradients, ScalerStep, Step, WrapperStep
-from ..checks.views import Alarm
-from ..data.rows import Rows
 from ..facts import facts_of, masks_asked_for, planned_micro_batches
-from ..fence import Fence
 from ..posting.posts import Post
 from ..process import makes_state, rank, world
-from ..reporting.account import Account
-from ..sampling.collectives import Collectives
-from ..sampling.losses import Losses
 from ..sampling.optimizers import instead_of_gradients
 from ..settings import report_in
-from ..states.schedules import Schedules
 from ..trainings.training import Training
-from ..trainings.trainings import Trainings
+from .watch import Watch
 
 
-class StepEvents:
+class StepEvents(Watch):
     """Counts the steps of trainings, also those of wrappers and those that a scaler skips."""
 
-    def __init__(
-        self,
-        trainings: Trainings,
-        fence: Fence,
-        account: Account,
-        losses: Losses,
-        rows: Rows,
-        schedules: Schedules,
-        collectives: Collectives,
-    ) -> None:
-        self._trainings, self._fence, self._account = trainings, fence, account
-        self._losses, self._rows = losses, rows
-        self._schedules, self._collectives = schedules, collectives
-        self._reads_inputs = False
-        """Whether the inputs of models say which rows a rank has, as nothing else does."""
+    _reads_inputs = False
+    """Whether the inputs of models say which rows a rank has, as nothing else does."""
 
     def subscribe(self) -> None:
         """Subscribe to steps."""
-        on, fence = events.instrument.on, self._fence
+        on, fence = events.instrument.on, self.fence
         on(Gradients, before=fence.guarded(self._before), when=fence.looks_at_step)
         on(Step, after=fence.guarded(self._after), when=fence.is_alive)
         on(WrapperStep, around=self._wrapper_step, when=fence.is_alive)
         on(ScalerStep, around=self._scaler_step, when=fence.is_alive)
 
     def _before(self, event: Gradients) -> None:
-        training = self._trainings.of(event.owner)
+        training = self.trainings.of(event.owner)
         if training is None:
             return
         if event.in_closure and training.checked.is_sampled:
-            self._losses.spoil()  # the closure was called before: which of its losses count?
-        for candidate in self._trainings if not training.steps and not training.resume else ():
-            alarm = candidate.resume.left_by(event.owner) if candidate.resume else None
+            self.losses.spoil()  # the closure was called before: which of its losses count?
+        for candidate in (
+            self.trainings if not (training.steps or training.states.next_resume) else ()
+        ):
+            resume = candidate.states.next_resume
+            alarm = resume.left_by(event.owner) if resume else None
             if alarm is not None:
                 training.alarms.append(alarm)
-                candidate.resume = None
+                candidate.states.next_resume = None
         training.before_step()
 
     def _after(self, event: Step) -> None:
-        training = self._trainings.of(event.owner)
-        if training is None or training.role.is_inner or not self._fence.is_alone():
+        training = self.trainings.of(event.owner)
+        if training is None or training.role.is_inner or not self.fence.is_alone():
             return
         if not training.steps and makes_state():
             return
-        self._trainings.give_number(training)
-        if not training.steps and not training.inner_steps:
+        self.trainings.give_number(training)
+        if not training.steps and not training.role.inner_steps:
             report_in("training")
-            if not any(one.steps for one in self._trainings) and not rank():
-                self._account.report.files.begin()
-        if training.inner_steps is not None:
-            training.inner_steps += 1
+            if not any(one.steps for one in self.trainings) and not rank():
+                self.account.report.files.begin()
+        if training.role.inner_steps is not None:
+            training.role.inner_steps += 1
             return
         # A fused optimizer is called for a step that it skips. Only a checked step may ask whether
         # it does, as that waits for the device.
         if training.armed and event.skips:
-            self._schedules.step(event.owner, world())
-            self._skip(training, self._trainings.scaler)
+            self.schedules.step(event.owner, world())
+            self._skip(training, self.trainings.scaler)
             return
         self._end(training)
 
     def _wrapper_step(self, event: WrapperStep, call: Callable[[], Any]) -> Any:
-        training = self._trainings.of(getattr(event.owner, "optimizer", None))
-        if training is None or training.inner_steps is not None:  # one wrapper calls another
+        training = self.trainings.of(getattr(event.owner, "optimizer", None))
+        if training is None or training.role.inner_steps is not None:  # one wrapper calls another
             return call()
-        self._fence.call(training.begin_wrapper_step)
+        self.fence.call(training.begin_wrapper_step)
         try:
             value = call()
         except BaseException:
-            training.inner_steps = None
+            training.role.inner_steps = None
             raise
-        self._fence.call(self._end_wrapper_step, training, event.owner)
+
+        def end() -> None:
+            if training.end_wrapper_step():
+                self._end(training)
+            elif training.steps or training.armed:
+                self._skip(training, event.owner)
+
+        self.fence.call(end)
         return value
 
-    def _end_wrapper_step(self, training: Training, wrapper: Any) -> None:
-        if training.end_wrapper_step():
-            self._end(training)
-        elif training.steps or training.armed:
-            self._skip(training, wrapper)
-
     def _scaler_step(self, event: ScalerStep, call: Callable[[], Any]) -> Any:
-        training = self._trainings.of(event.values[0])
+        training = self.trainings.of(event.values[0])
         before = training.steps if training is not None else 0
         if training is not None:  # a fused optimizer divides in its step
-            self._fence.call(training.checked.clips.unscale, event.owner, training.armed)
+            self.fence.call(training.checked.clips.unscale, event.owner, training.armed)
         value = call()
         if training is not None and training.steps == before:
-            self._fence.call(self._skip, training, self._trainings.scaler)
+            self.fence.call(self._skip, training, self.trainings.scaler)
         return value
 
     def _skip(self, training: Training, scaler: Any) -> None:
-        self._trainings.give_number(training)
-        training.skipped(self._trainings.backwards)
-        roots = self._losses.roots() if training.skips.are_many else None
+        self.trainings.give_number(training)
+        training.skipped(self.trainings.backwards)
+        roots = self.losses.roots() if training.skips.are_many else None
         self._begin(training)
         alarm = training.skips.skipped(scaler, training.steps)
-        mailbox = self._account.mailbox
+        mailbox = self.account.mailbox
         if alarm is not None:
             report_in("training")
-            self._account.tell(training, alarm)
+            self.account.tell(training, alarm)
         elif roots is not None and not mailbox.rank:
             row = training.skips.row
             mailbox.call(partial(self._look_at_losses, training, roots, row))
@@ -138,67 +122,67 @@ class StepEvents:
         alarm = training.skips.lost(is_lost, row, training.steps)
         if alarm is not None:
             report_in("training")
-            alarms = [Alarm(alarm.check, alarm.kind, alarm.text, [0], alarm.size)]
-            self._account.tell_now(training, alarms)
+            self.account.tell_now(training, alarm)
 
     def _begin(self, training: Training) -> None:
-        self._losses.begin()
-        self._rows.begin()
-        training.begin_step(self._reads_inputs)
+        self.losses.begin()
+        self.rows.begin()
+        modules = training.model.modules if training.due else None
+        training.forward.begin_step(modules, self._reads_inputs)
 
     def _end(self, training: Training) -> None:
         """Note that a step has ended: all ranks have its weights."""
-        self._schedules.step(training.optimizer(), world())
-        if training.may_be_alone and world() > 1:
+        self.schedules.step(training.optimizer(), world())
+        if training.checked.is_unreduced and world() > 1:
             groups = training.optimizer().param_groups
-            self._collectives.watch(p for group in groups for p in group["params"])
-        for neighbour in self._trainings:
+            self.collectives.watch(p for group in groups for p in group["params"])
+        for neighbour in self.trainings:
             if neighbour.armed and neighbour is not training:
                 neighbour.wait()
         training.leave_out_if_outer()
-        self._rows.stepped(training.number)
-        if training.after_step(self._trainings.backwards, self._rows.batches()):
+        self.rows.stepped(training.number)
+        if training.after_step(self.trainings.backwards, self.rows.batches()):
             self._post(training)
         self._begin(training)
-        self._collectives.step_ended()
+        self.collectives.step_ended()
 
     def _post(self, training: Training) -> None:
-        for other in (one for one in self._trainings if one is not training):
+        for other in (one for one in self.trainings if one is not training):
             training.states.take_saves(other.states)
-        mailbox = self._account.mailbox
+        mailbox = self.account.mailbox
         post = training.post(mailbox.rank)
         self._describe(post, training)
         training.disarm()
-        has_targets = self._losses.targets_sum() is not None
+        has_targets = self.losses.targets_sum() is not None
         self._reads_inputs = world() > 1 and not (post.data.rows or post.data.epochs or has_targets)
         mailbox.send(training, post)
         if not mailbox.rank:
-            self._account.trackers.look()
-        if self._account.settings.check_only:
+            self.account.trackers.look()
+        if self.account.settings.check_only:
             mailbox.close()
             raise SystemExit(0)
 
     def _describe(self, post: Post, training: Training) -> None:
         """Add to a post what belongs to the process, not to one optimizer."""
-        micro_batches, batches = training.counts.last, self._rows.batches()
-        self._losses.describe(post, batches)
+        micro_batches, batches = training.counts.last, self.rows.batches()
+        self.losses.describe(post, batches)
         post.losses.planned = planned_micro_batches()
         post.losses.has_batches = (
             2 * batches > micro_batches or post.losses.planned == micro_batches
         )
-        self._rows.describe(post, masks_asked_for())
-        self._collectives.describe(post)
+        self.rows.describe(post, masks_asked_for())
+        self.collectives.describe(post)
         post.gradients.lossy = post.gradients.lossy or instead_of_gradients(training.optimizer())
-        post.run.optimizers = len(self._trainings)
-        post.alarms += self._schedules.alarms
-        self._schedules.alarms = []
+        post.run.optimizers = len(self.trainings)
+        post.alarms += self.schedules.alarms
+        self.schedules.alarms = []
         if post.check == 1 and post.optimizer == 0 and not rank():
             started = time.perf_counter()
             post.run.facts = facts_of(
                 post,
                 micro_batches,
-                self._trainings.scaler,
-                self._account.settings.known,
+                self.trainings.scaler,
+                self.account.settings.known,
                 is_resumed=training.states.is_resumed,
             )
             training.costs.setup += time.perf_counter() - started

@@ -7,7 +7,7 @@ will use are sampled at the same positions. All samples stay on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ class CheckedStep:
     """A step that is checked; the one before the first check has no parameter."""
 
     def __init__(self, model: TrainedModel, check: int) -> None:
-        self._model, self._check = model, check
+        self._model, self.check = model, check
         self.numbers = chosen([one.described.name for one in model.watched], check)
         """The parameters that this check looks at."""
         self.samples = GradientSamples(model.watched, self.numbers, check)
@@ -42,7 +42,7 @@ class CheckedStep:
         self.is_armed = True
         model, sums = self._model, self._model.sums
         assert sums is not None  # noqa: S101
-        sums.begin_check(self.numbers, steps, self._check <= FIRST_CHECKS and model.was_alone)
+        sums.begin_check(self.numbers, steps, self.check <= FIRST_CHECKS and model.was_alone)
         self.samples.note_left(model.leftovers)
         for number in self.numbers:
             hooked = model.watched[number].hooked
@@ -62,10 +62,6 @@ class CheckedStep:
         """Whether the gradients that the optimizer uses in this step were sampled."""
         return self.is_armed and self.samples.used is not None
 
-    def begin_backward(self, place: Hashable) -> None:
-        """Note that a backward begins at a place of the loop's code."""
-        self.backwards.begin(place, self._model.modules)
-
     def drop(self) -> None:
         """Note that the gradients so far were cleared: they are of this step."""
         self.backwards.drop(self.samples.computed)
@@ -77,20 +73,6 @@ class CheckedStep:
         self.samples.forget()
         self.backwards.restart()
 
-    def begin_clip(self, ids: set[int], norm_type: float) -> None:
-        """Note that gradients are clipped: those of the parameters with these ids."""
-        self.clips.begin(ids, norm_type, self._model.watched, self.numbers)
-
-    def take_updates(self, optimizer: Any) -> None:
-        """Sample what the formula of the optimizer needs, before its step."""
-        self.updates.take(optimizer, self._model.watched, self.numbers, self._check)
-
-    def note_without(self) -> None:
-        """Note that a wrapper's step has ended, and which gradients it did not use."""
-        self.samples.note_without()
-        assert self._model.sums is not None  # noqa: S101
-        self._model.sums.end_wrapper_step()
-
     @property
     def is_unreduced(self) -> bool:
         """Whether nothing reduces the gradients of this step, as far as wrappers say."""
@@ -100,7 +82,7 @@ class CheckedStep:
     def drops(self, batches: int, backwards: int) -> bool:
         """Whether gradients that were cleared in this step may be missing in it: each backward of
         it has a batch of its own. Others were for another end, as with SAM."""
-        is_assembled = self.samples.is_edited and not self._model.has_no_wrapper  # by the loop
+        is_assembled = self.samples.facts.edited and not self._model.has_no_wrapper  # by the loop
         is_assembled = is_assembled and not self._model.has_engine
         return bool(self.backwards.dropped) and batches >= backwards and not is_assembled
 

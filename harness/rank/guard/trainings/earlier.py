@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from ..live_objects import objects
@@ -28,7 +27,8 @@ class Earlier:
     def __init__(self) -> None:
         live = objects((OPTIMIZER, SCHEDULE, *SCALERS))
         self.schedules: list[Any] = live.get(SCHEDULE, [])
-        self.scalers = _different(one for name in SCALERS for one in live.get(name, ()))
+        scalers = {id(one): one for name in SCALERS for one in live.get(name, ())}
+        self.scalers = list(scalers.values())  # each once: a class may inherit from another
         optimizers = list(filter(is_constructed, live[OPTIMIZER]))
         # One whose constructor failed has no groups, or no state.
         made = (one for one in optimizers if vars(one).get("param_groups"))
@@ -39,8 +39,3 @@ class Earlier:
         self.waiting: weakref.WeakSet[Any] = weakref.WeakSet(
             one for one in optimizers if not any(one is each for each in self.fresh)
         )
-
-
-def _different(objects_of_classes: Iterable[Any]) -> list[Any]:
-    """Each object once: a class may inherit from another."""
-    return list({id(one): one for one in objects_of_classes}.values())

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ...training.parameters import Modules, Watched, count_foreign, is_complete, watched
 from ..posting.posts import Post
@@ -38,9 +35,9 @@ class TrainedModel:
         self.is_described = False
         """Whether rank 0 knows the parameters."""
         self._ids: frozenset[int] = frozenset()
-        self._trained: tuple[tuple[int, bool], ...] = ()
-        """The ids of the parameters, and whether they train."""
-        self._final = FinalSums()
+        self.trained: tuple[tuple[int, bool], ...] = ()
+        """The ids of the parameters, and whether they train; empty if weights may be others now."""
+        self.final = FinalSums()
 
     def find(self, optimizer: Any, parameter_ids: set[int], modules: Callable[[], Modules]) -> bool:
         """Find the parameters, if they are others than before; returns whether that was so.
@@ -50,25 +47,17 @@ class TrainedModel:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         trained = tuple((id(p), p.requires_grad) for p in parameters)
         # A loop unfreezes some, or a package has replaced them.
-        if trained == self._trained and self.modules is not None:
+        if trained == self.trained and self.modules is not None:
             return False
         self.modules = modules()
         self.watched = watched(optimizer, self.modules, parameter_ids)
-        self._trained, self._ids = trained, frozenset(map(id, parameters))
+        self.trained, self._ids = trained, frozenset(map(id, parameters))
         self.is_described, self.leftovers = False, Leftovers()
         self.is_complete = is_complete([one.described for one in self.watched])
         self.copies = self.modules.copies(self._ids)
         self.is_in_modules = not self.modules.names.keys().isdisjoint(self._ids)
         self.sums = WeightSums(self.watched)
         return True
-
-    def forget(self) -> None:
-        """Let go of the model."""
-        self.watched, self.modules, self.sums = [], None, None
-
-    def find_again(self) -> None:
-        """Find the parameters at the next check: weights may be others now."""
-        self._trained = ()
 
     @property
     def has_no_wrapper(self) -> bool:
@@ -84,14 +73,10 @@ class TrainedModel:
         """Whether the optimizer has one of these parameters."""
         return not parameters.isdisjoint(self._ids)
 
-    def end_step(self, steps: int) -> None:
-        """Note that so many steps were taken."""
-        self._final.end_step(steps, self.watched)
-
     def note_end(self) -> None:
-        """Note the sums of the last step: it may be the last of the training."""
+        """Note the sums of the last step: it may be the last one of the training."""
         if world() > 1 and self.sums is not None and self.modules:
-            self._final.note(self.watched, self.sums, self.modules)
+            self.final.note(self.watched, self.sums, self.modules)
 
     def describe(self, post: Post, optimizer: Any, is_wrapped: bool) -> None:
         """Say in a post what is trained. A wrapper's own copies are not foreign."""
@@ -109,18 +94,3 @@ class TrainedModel:
             for one in self.watched
             if not one.described.optimized and one.parameter.grad is not None
         ]
-
-    def describe_end(self, post: Post) -> None:
-        """Add the sums of the last step to the last post."""
-        self._final.describe(post)
-
-    def has_left(self, parameters: Sequence[Any], steps: int) -> bool:
-        """Whether parameters are as the last step has left them: nothing else has written them."""
-        return self.sums is not None and self.sums.has_left(parameters, steps)
-
-    def first_sums(self, has_optimizer: bool) -> Tensor:
-        """The sums of the beginning, with which a file that has an optimizer is compared. A file of
-        weights alone may be one of the beginning on purpose, to go back to them."""
-        if self.sums is None or not (self.is_complete and has_optimizer):
-            return torch.zeros(0)
-        return self.sums.first

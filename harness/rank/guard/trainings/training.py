@@ -13,9 +13,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...training.parameters import Modules
-from ..posting.budget import FIRST_CHECKS, CheckCosts, Cost
-from ..posting.posts import LAST, LocalAlarm, Pass, Post
+from ..posting.budget import FIRST_CHECKS, CheckCosts
+from ..posting.posts import LAST, Alarm, Pass, Post
 from ..sampling.backwards import BackwardCounts
 from ..sampling.clips import ClipOrder
 from ..sampling.module_outputs import ForwardHooks
@@ -42,6 +44,9 @@ class Role:
     """Whether another optimizer has the same parameters."""
     is_wrapped: bool = False
     """Whether a wrapper makes its steps: then it may hold copies of the weights."""
+    inner_steps: int | None = None
+    """The steps that a wrapper made the optimizer take in the step that runs now: one for each
+    group, none if it skips it; None outside of a wrapper's step."""
 
 
 class Training:
@@ -54,10 +59,7 @@ class Training:
         self.role, self.turn, self.model = Role(), Turn(), TrainedModel()
         self.checked = CheckedStep(self.model, 0)
         """The step that is checked now, or was last."""
-        self.inner_steps: int | None = None
-        """The steps that a wrapper made the optimizer take in the step that runs now: one for each
-        group, none if it skips it; None outside of a wrapper's step."""
-        self.alarms: list[LocalAlarm] = []
+        self.alarms: list[Alarm] = []
         self.skips, self._clip_order = Skips(), ClipOrder()
         self.counts, self.costs = BackwardCounts(backwards), CheckCosts()
         self.forward, self.states = ForwardHooks(), States()
@@ -69,7 +71,7 @@ class Training:
         self.disarm()
         with contextlib.suppress(Exception):  # what it held may be gone, too
             self._note_end()
-        self.model.forget()
+        self.model.watched, self.model.modules, self.model.sums = [], None, None
         self.checked = CheckedStep(self.model, 0)
 
     @property
@@ -129,12 +131,8 @@ class Training:
         has_cleared = self.checked.samples.have_lost_one()
         if has_cleared:
             self.cleared(True, 0)
-        self.checked.begin_backward(place)
+        self.checked.backwards.begin(place, self.model.modules)
         return has_cleared
-
-    def end_backward(self) -> None:
-        """Note which gradients there are after a backward, and how often they were written."""
-        self.checked.samples.end_backward()
 
     def cleared(self, is_only_one: bool, backwards: int) -> bool:
         """Note that gradients are cleared before a step used them: another optimizer's turn, a loop
@@ -142,9 +140,9 @@ class Training:
         this process before. Returns whether there were gradients."""
         if not self.armed or not self.checked.samples.types or self.checked.is_sampled:
             return False
-        is_step = self.counts.are_of_a_step(backwards)
+        is_step = 0 < self.counts.first <= backwards - self.counts.total
         if is_step:  # the loop skips it
-            self.counts.skip(backwards)
+            self.counts.total = backwards
         if is_only_one and not is_step:
             self.checked.drop()
         else:
@@ -153,7 +151,7 @@ class Training:
 
     def skipped(self, backwards: int) -> None:
         """Note that a loss scaler skipped the step, so its gradients are used by none."""
-        self.counts.skip(backwards)
+        self.counts.total = backwards
         if self.armed:
             self.checked.restart()
 
@@ -163,55 +161,54 @@ class Training:
         A wrapper steps groups of parameters one after the other, each with gradients that it has
         just made: then each call samples those of another group.
         """
-        is_of_wrapper = self.inner_steps is not None
+        is_of_wrapper = self.role.inner_steps is not None
         if self.armed and (is_of_wrapper or not self.checked.is_sampled):
             self.checked.samples.take_used(self.optimizer(), is_of_wrapper)
 
-    def note_clip(self, ids: set[int], limit: Any, backwards: int) -> None:
+    def note_clip(self, limit: Any, backwards: int) -> None:
         """Note that gradients are clipped to a norm, after so many backwards of this process."""
-        if self.steps and not self.role.is_shared and self.model.holds(ids):
-            is_late = self.counts.none_since_step(backwards)
+        if self.steps and not self.role.is_shared:
+            is_late = backwards == self.counts.total  # none ran since the last step
             alarm = self._clip_order.clipped(limit, is_late)
             self.alarms += [alarm] if alarm else []
-
-    def begin_step(self, reads_inputs: bool) -> None:
-        """Look at what modules get and give in the step that begins, if it is to be checked."""
-        self.forward.begin_step(self.model.modules if self.due else None, reads_inputs)
 
     # -- the step --
 
     def begin_wrapper_step(self) -> None:
         """Note that a wrapper begins a step: it makes the optimizer take several, or none."""
-        self.inner_steps, self.role.is_wrapped = 0, True
+        self.role.inner_steps, self.role.is_wrapped = 0, True
         self._compare_resume()
 
     def end_wrapper_step(self) -> int:
         """Note that a wrapper's step has ended; returns how many the optimizer took."""
-        inner, self.inner_steps = self.inner_steps or 0, None
-        if inner and self.armed:
-            self.checked.note_without()
+        inner, self.role.inner_steps = self.role.inner_steps or 0, None
+        if inner and self.armed and self.model.sums is not None:
+            self.checked.samples.note_without()
+            self.model.sums.end_wrapper_step()
         return inner
 
     def before_step(self) -> None:
         """Sample what the formula of the optimizer needs."""
-        if self.inner_steps is None:
+        if self.role.inner_steps is None:
             self._compare_resume()
         if self.armed:
             self.take_used()
-            self.checked.take_updates(self.optimizer())
+            step, watched = self.checked, self.model.watched
+            step.updates.take(self.optimizer(), watched, step.numbers, step.check)
 
     def _compare_resume(self) -> None:
         """Compare one of the first steps after a load with the loaded state."""
-        if self.resume is not None:
-            self.alarms += self.resume.before_step(self.optimizer())
-            self.resume = None if self.resume.is_over else self.resume
+        resume = self.states.next_resume
+        if resume is not None:
+            self.alarms += resume.before_step(self.optimizer())
+            self.states.next_resume = None if resume.is_over else resume
 
     def after_step(self, backwards: int, batches: int = 0) -> bool:
         """Count a step, before which ``backwards`` backwards ran in all, and for which so many
         batches were read; returns whether it was checked."""
         self.costs.end_step(self.armed)
         self.steps += 1
-        self.model.end_step(self.steps)
+        self.model.final.end_step(self.steps, self.model.watched)
         self.skips.taken()
         self.turn.end_step(self.steps, self.armed)
         # A step that was skipped may be in the first one, unless its gradients were to be reduced
@@ -219,28 +216,12 @@ class Training:
         notes = self.checked.backwards
         has_skipped = bool(self.armed and notes.dropped and not notes.drops_parts)
         self.counts.end_step(backwards, batches, has_skipped)
-        self.model.was_alone = self.may_be_alone if self.armed else self.model.was_alone
+        self.model.was_alone = self.checked.is_unreduced if self.armed else self.model.was_alone
         return self.armed
-
-    @property
-    def may_be_alone(self) -> bool:
-        """Whether nothing reduces the gradients of this step, as far as wrappers say."""
-        return self.checked.is_unreduced
 
     # -- saves and loads --
 
-    @property
-    def resume(self) -> Resume | None:
-        """The load after which the next step is one of the first; None without one."""
-        return self.states.next_resume
-
-    @resume.setter
-    def resume(self, resume: Resume | None) -> None:
-        self.states.next_resume = resume
-
-    def save(
-        self, path: str, content: Any, begun: Sequence[Pass], orders: Sequence[Sequence[int]] = ()
-    ) -> None:
+    def save(self, path: str, content: Any, begun: Sequence[Pass], orders: list[list[int]]) -> None:
         """Note what is trained: a checkpoint is saved. ``content`` is what this rank writes alone,
         perhaps for others, ``begun`` are the epochs in whose middle it is, and ``orders`` the first
         batches of epochs that are over."""
@@ -260,7 +241,9 @@ class Training:
             return
         if self.model.is_complete:
             self.states.note_weights(self.steps, self.optimizer(), watched, content)
-        first = self.model.first_sums(has_optimizer)
+        # A file of weights alone may be one of the beginning on purpose, to go back to them.
+        is_compared = self.model.is_complete and has_optimizer
+        first = self.model.sums.first if is_compared else torch.zeros(0)
         weights = written_weights(MODEL, self.steps, path, watched, first, content)
         if weights is not None:
             self.states.add(*weights)
@@ -277,8 +260,8 @@ class Training:
         # A package may load an optimizer's first state into itself, to move it to a device.
         is_first = not self.steps and self.states.changes_rates(optimizer)
         if any(optimizer.state.values()) or is_first:
-            self.resume, self.states.is_resumed = Resume(optimizer, schedules), True
-            self.model.find_again()
+            self.states.next_resume, self.states.is_resumed = Resume(optimizer, schedules), True
+            self.model.trained = ()
 
     # -- the post --
 
@@ -303,20 +286,10 @@ class Training:
         post = Post(rank, self.number, LAST, self.steps)
         post.loop.joined = self.counts.joined
         self._note_end()
-        self.model.describe_end(post)
+        self.model.final.describe(post)
         self.states.describe(post)
         return post
 
     def _note_end(self) -> None:
         if not self.role.is_inner:
             self.model.note_end()
-
-    # -- the cost --
-
-    def spend(self, seconds: float) -> None:
-        """Note what a handler cost."""
-        self.costs.spend(seconds)
-
-    def cost(self, thread: float) -> Cost:
-        """What checks have cost so far; ``thread`` are the seconds of the other thread."""
-        return self.costs.total(self.turn.check, thread)

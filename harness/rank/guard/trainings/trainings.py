@@ -44,9 +44,16 @@ class Trainings(list[Training]):
             self._add(event.owner)
             rows.restart()
 
+        def note_scaler(event: NewScaler) -> None:
+            self.scaler = event.owner
+
+        def note_join(event: Joined) -> None:
+            for training in self:
+                training.counts.joined = training.steps
+
         events.instrument.on(NewOptimizer, after=fence.guarded(add))
-        events.instrument.on(NewScaler, after=fence.guarded(self._note_scaler))
-        events.instrument.on(Joined, after=fence.guarded(self._note_join), when=fence.is_alive)
+        events.instrument.on(NewScaler, after=fence.guarded(note_scaler))
+        events.instrument.on(Joined, after=fence.guarded(note_join), when=fence.is_alive)
 
     def _add(self, optimizer: Any) -> None:
         events.instrument.refresh()  # packages were imported since torch was
@@ -54,13 +61,6 @@ class Trainings(list[Training]):
         if len(self) < MOST_OPTIMIZERS:
             self.append(Training(optimizer, self.optimizers, self.backwards))
         self.optimizers += 1
-
-    def _note_scaler(self, event: NewScaler) -> None:
-        self.scaler = event.owner
-
-    def _note_join(self, event: Joined) -> None:
-        for training in self:
-            training.counts.joined = training.steps
 
     def look_for_strangers(self, fence: Fence, rows: Rows, schedules: Schedules) -> None:
         """Find what a script made before it called ``guard()``."""
