@@ -30,7 +30,7 @@ from tests.recording import RECORDED, Recording
 TODAY = int(os.environ.setdefault("DAY_OF_TESTS", str(date.today().toordinal())))
 """All processes of one session have the same day, also at midnight."""
 SLOW_DAYS = 30
-"""CI runs each slow test every thirtieth day: all of them take hours on 2 cores, and CI 40 minutes."""
+"""CI runs each slow test every thirtieth day: all of them take hours on 2 cores."""
 
 
 @pytest.hookimpl(tryfirst=True)

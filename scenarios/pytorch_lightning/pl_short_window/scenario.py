@@ -23,14 +23,10 @@ def by_length(class_: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    full = m.Attribute(m.Name("trainer"), m.Name("accumulate_grad_batches"))
-    method = m.Attribute(attr=m.Name("from_training_step_output"))
-    for call in m.findall(class_, m.Call(method, [m.ZeroOrMore(), m.Arg(full)])):
-        window = cst.ensure_type(call.args[-1].value, cst.Attribute)
-        code = cst.Module([]).code_for_node(window)
-        start = f"trainer.fit_loop.epoch_loop.batch_idx // {code} * {code}"
-        length = cst.parse_expression(f"min({code}, trainer.num_training_batches - {start})")
-        yield call, call.with_changes(args=[*call.args[:-1], cst.Arg(length)])
+    full = "trainer.accumulate_grad_batches"
+    rest = f"trainer.num_training_batches - trainer.fit_loop.batch_idx // {full} * {full}"
+    for window in m.findall(class_, m.Attribute(m.Name("trainer"), m.Name(full.split(".")[1]))):
+        yield window, cst.parse_expression(f"min({full}, {rest})")
 
 
 def by_full_window(step: applied.Step, records: api.Records) -> bool:
