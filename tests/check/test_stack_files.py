@@ -315,16 +315,16 @@ def test_a_freeze_on_standard_input_is_complete(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("-", FREEZE + "rsl_rl_lib==5.4.2\n"),
-        ("requirements.txt", "up==4.40.0\nrsl-rl-lib\n"),
-        ("requirements.txt", "up==4.40.0\nrsl-rl-lib @ git+https://host/rsl_rl\n"),
-        ("environment.yml", "dependencies: [rsl-rl-lib=5.4, {pip: [up==4.40.0]}]"),
-        ("pyproject.toml", '[project]\ndependencies = ["up==4.40.0", "Rsl_Rl_Lib>=5"]'),
+        ("-", FREEZE + "rl_games==5.4.2\n"),
+        ("requirements.txt", "up==4.40.0\nrl-games\n"),
+        ("requirements.txt", "up==4.40.0\nrl-games @ git+https://host/rl_games\n"),
+        ("environment.yml", "dependencies: [rl-games=5.4, {pip: [up==4.40.0]}]"),
+        ("pyproject.toml", '[project]\ndependencies = ["up==4.40.0", "Rl_Games>=5"]'),
         (
             "uv.lock",
-            uv(("1", INDEX, "")) + (UV_PACKAGE % ("1", INDEX, "")).replace("up", "rsl-rl-lib"),
+            uv(("1", INDEX, "")) + (UV_PACKAGE % ("1", INDEX, "")).replace("up", "rl-games"),
         ),
-        ("conda.json", conda(("up", "4.40.0", "pypi"), ("rsl-rl-lib", "5", "pypi"))),
+        ("conda.json", conda(("up", "4.40.0", "pypi"), ("rl-games", "5", "pypi"))),
     ],
 )
 def test_training_libraries_that_the_catalogue_does_not_have_are_named(
@@ -333,8 +333,8 @@ def test_training_libraries_that_the_catalogue_does_not_have_are_named(
     write(name, text)
     stack = environment.of_files([name], NAMES)
     assert "up" in stack.packages
-    assert "rsl-rl-lib" not in stack.packages
-    note = "no bug of rsl-rl-lib is recorded here, which does not mean that it has none"
+    assert "rl-games" not in stack.packages
+    note = "no bug of rl-games is recorded here, which does not mean that it has none"
     assert note in stack.notes
 
 

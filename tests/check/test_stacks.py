@@ -248,14 +248,14 @@ def test_a_training_library_of_an_interpreter_that_the_catalogue_does_not_have_i
     venv_folder: Path,
 ) -> None:
     (site,) = venv_folder.glob("lib/python*/site-packages")
-    for name in ("rsl_rl_lib", "verl"):
+    for name in ("rl_games", "verl"):
         (site / f"{name}-1.0.dist-info").mkdir()
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
         (site / f"{name}-1.0.dist-info" / "METADATA").write_text(text)
     stack = environment.of_interpreter(venv_folder, NAMES)
     assert stack.packages == {"up": Exact("1.2.3")}
     assert stack.notes == (
-        "no bug of rsl-rl-lib and verl is recorded here, which does not mean that they have none",
+        "no bug of rl-games and verl is recorded here, which does not mean that they have none",
     )
 
 
