@@ -61,7 +61,7 @@ def test_no_text_has_the_backticks_of_a_docstring(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--upstream", "transformer"], ["mean transformers?", "nearest choices: transformers, sentence"]),
+        (["--upstream", "transformer"], ["mean transformers?", "choices: transformers, sentence"]),
         (["--harm", "ruins"], ["no harm 'ruins'", "ruins training, loses data"]),
         (["--visibility", "loud"], ["silent, visible in the loss, raises"]),
     ],
