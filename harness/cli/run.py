@@ -13,11 +13,13 @@ release does not have. The overrides are Hydra's; scenario=NAME --help shows tho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.cli import Arguments
 from harness.run import branch, command_line
 from harness.run.executor import run_selected
-from harness.run.run_config import SLURM
-from harness.system.errors import ExitCode
+from harness.run.run_config import SLURM, RunConfig
+from harness.system.errors import ExitCode, HarnessError
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +43,19 @@ def main(arguments: list[str]) -> int:
         return branch.judge(words)
     combinations = command_line.combinations(words) if options.multirun else [words]
     runs = [command_line.selected(combination) for combination in combinations]
-    if runs[0][0].on.where == SLURM:
-        runs = [[config for configs in runs for config in configs]]  # all go together
-    return ExitCode.worst(map(run_selected, runs))
+    together = [config for configs in runs for config in configs if config.on.where == SLURM]
+    runs = [configs for configs in runs if configs[0].on.where != SLURM]
+    return _run_each([*runs, together] if together else runs)
+
+
+def _run_each(runs: Sequence[Sequence[RunConfig]]) -> int:
+    """Run all, and raise the first error only then: one combination must not end the others."""
+    codes, errors = list[int](), list[HarnessError]()
+    for configs in runs:
+        try:
+            codes.append(run_selected(configs))
+        except HarnessError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return ExitCode.worst(codes)

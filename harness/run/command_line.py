@@ -135,7 +135,7 @@ def composed(words: Sequence[str]) -> tuple[DictConfig, str]:
         if preset != "null":
             knobs = catalog.scenario(scenario).knobs if scenario in catalog.names() else {}
             _refuse_other_preset(preset, knobs)
-        groups = [f"{group}={option}" for group, option in options.items()]
+        groups = [f"{g}={option}" for g, option in options.items() if option != "null"]
         config = hydra.compose("config", overrides=groups)
     for override in overrides:
         if override.key_or_group not in options:
@@ -152,7 +152,7 @@ def understood(word: str) -> str:
     key, sign, value = word.partition("=")
     if key.startswith("~"):
         raise UserError(f"{key}: no key can be removed: write KEY=VALUE")
-    if not key.lstrip("+").startswith("pins.") or not sign:
+    if not key.lstrip("+").startswith("pins.") or not sign or value.startswith(("'", '"')):
         return word
     if sources.is_one(value):
         return f"{key}='{value}'"
@@ -227,7 +227,10 @@ def _apply(override: Override, config: DictConfig) -> None:
     """Set a key of the configuration. Raises UserError for an unknown key and for another type."""
     key, value = override.key_or_group, override.value()
     parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
+    try:
+        node = OmegaConf.select(config, parent) if parent else config
+    except OmegaConfBaseException:
+        node = None  # its parent is a value
     is_new = override.is_add() or override.is_force_add()
     if isinstance(node, DictConfig) and name in node.keys():  # noqa: SIM118 - not null ones either
         if isinstance(group := node[name], DictConfig) and not isinstance(value, dict):
@@ -240,9 +243,10 @@ def _apply(override: Override, config: DictConfig) -> None:
     try:
         OmegaConf.update(config, key, value, merge=True, force_add=is_new)
         OmegaConf.select(config, key)  # resolves ${...}
-    except OmegaConfBaseException:
-        why = "write another value"
-        hint = get_type_hints(OmegaConf.get_type(node)).get(name)
+    except (OmegaConfBaseException, ValueError):
+        why, hint = "write another value", None
+        if isinstance(node, DictConfig):
+            hint = get_type_hints(OmegaConf.get_type(node)).get(name)
         if value is None:
             why = "null is no value, choose one or leave this out"
         elif kinds := [KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Lane, Records, Scenario
 from harness.bugs.results import Result
-from harness.releases import locks, resolution
+from harness.releases import resolution
 from harness.releases.overlay import Overlay
 from harness.run.run_config import LaunchConfig, RunConfig
 from harness.run.server_pool import Pool
@@ -113,13 +113,6 @@ def chosen_pins(config: RunConfig, variant: str) -> dict[str, str]:
     """The releases of a variant: chosen by the user, the variant or the scenario, in that order."""
     scenario = catalog.scenario(config.scenario)
     return pins.complete(scenario, {**config.pins, **scenario.pins_of(variant)})
-
-
-def locked(config: RunConfig, variant: str) -> dict[str, str]:
-    """The packages that the lock file of a variant's overlay names; empty if there is none."""
-    python, _ = pins.here()
-    lock = locks.find(catalog.scenario(config.scenario).locks, chosen_pins(config, variant))
-    return lock.versions(python) if lock else {}
 
 
 def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:

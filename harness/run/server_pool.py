@@ -142,6 +142,7 @@ class OverlayServer:
             self._process.wait(SHUTDOWN)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._socket.close()
 
     def kill(self) -> None:
         """Kill it; everything that was forked from it ends with it (see ``supervisor``)."""

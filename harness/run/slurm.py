@@ -108,7 +108,7 @@ def results(
                 arguments = [works[index].argument for index in indices]
                 with writing(folder, "HARNESS_CACHE"):
                     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-                tasks = submit(do, arguments, on, shape, name=name, folder=folder)
+                tasks = _submitted(do, arguments, on, shape, name, folder, patient=bool(tasks))
                 say(f"{ended} of {len(works)} tasks ended; jobs {name}")
                 for task, value in _ended(tasks, folder, name):
                     ended += 1
@@ -154,7 +154,7 @@ def submitit() -> Any:
         import submitit as module
     except ModuleNotFoundError:
         raise Unsupported(f"on=slurm needs the package submitit: {install('submitit')}") from None
-    for command in ("sbatch", "srun", "scancel", "squeue"):
+    for command in ("sbatch", "srun", "scancel", "squeue", "scontrol"):
         if shutil.which(command) is None:
             raise Unsupported(f"on=slurm needs Slurm's commands, and {command} is not on the PATH")
     logging.getLogger("submitit").setLevel(logging.CRITICAL)  # we say it in one line
@@ -206,6 +206,28 @@ def submit(
     return [job.job_id for job in jobs]
 
 
+def _submitted(
+    do: Callable[..., Any],
+    arguments: Sequence[Any],
+    on: OnConfig,
+    shape: Shape,
+    name: str,
+    folder: Path,
+    *,
+    patient: bool,
+) -> list[str]:
+    """Submit an array; ``patient`` waits for a controller that does not answer, up to SILENT
+    seconds: it may restart."""
+    begun = time.monotonic()
+    while True:
+        try:
+            return submit(do, arguments, on, shape, name=name, folder=folder)
+        except Unreachable:
+            if not patient or time.monotonic() - begun > SILENT:
+                raise
+        time.sleep(LATER)
+
+
 def _refused(message: str) -> UserError | Unreachable:
     lines = [line.removeprefix("sbatch: error: ") for line in message.splitlines() if line.strip()]
     text = short("; ".join(lines) or "no message", 300)
@@ -223,7 +245,9 @@ def _ended(tasks: Sequence[str], folder: Path, name: str) -> Iterator[tuple[str,
     """When (monotonic) a task was first missing in the queue."""
     begun = answered = next_look = time.monotonic()
     while waiting:
-        files = set(os.listdir(folder)) if folder.is_dir() else set()
+        files = set[str]()
+        with suppress(OSError):  # a shared folder may be out of reach for a moment
+            files = set(os.listdir(folder))
         for task in sorted(waiting):
             file = result_file(task)
             value = result(folder / file) if file in files else None

@@ -20,6 +20,7 @@ from harness.bugs.results import RunResult
 from harness.cli import commands, pages, summary
 from harness.run import suite
 from harness.run.run_config import RunConfig
+from harness.system.errors import Unsupported
 from harness.system.files import ROOT
 from harness.system.text import CONTROL
 from tests import made_up
@@ -184,6 +185,18 @@ def test_a_sweep_ends_with_its_worst_exit_code(monkeypatch: MonkeyPatch) -> None
     pretend(monkeypatch, seed_1=Verdict.NOT_REPRODUCED, seed_2=Verdict.INCONCLUSIVE)
     assert main(["run", "--multirun", BUG, "seed=1,2,3"]) == 1
     assert main(["run", BUG, "seed=2"]) == 3
+
+
+def test_a_run_of_a_sweep_that_fails_does_not_end_the_others(monkeypatch: MonkeyPatch) -> None:
+    seeds = list[int]()
+
+    def fail_first(config: RunConfig) -> None:
+        seeds.append(config.seed)
+        raise Unsupported(f"seed {config.seed}")
+
+    monkeypatch.setattr(suite, "run", fail_first)
+    assert main(["run", "--multirun", BUG, "seed=1,2"]) == 4
+    assert seeds == [1, 2]
 
 
 def test_an_interrupted_run_says_so(monkeypatch: MonkeyPatch, capsys: Capture) -> None:

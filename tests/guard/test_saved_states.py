@@ -327,9 +327,10 @@ def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others()
     states, entries = States(), watched(optimizer, Modules(), set())
     moments = {n: optimizer.state[p] for n, p in model.named_parameters()}
     content = {"model": model.state_dict(), "optimizer": {"state": moments, "param_groups": []}}
-    states.note_gathered(1, optimizer, entries, "", content)
+    states.note_gathered(1, optimizer, entries, "/saved.pt", content)
     post, judged = Post(0, 0, LAST), Memory()
     states.describe(post)
+    assert [state["path"] for state in post.states] == ["/saved.pt"]
     assert judge([post], judged) == []
     values = {(n, WEIGHT): p.detach() for n, p in model.named_parameters()}
     values |= {(n, k): moments[n][k] for n in moments for k in ("exp_avg", "exp_avg_sq")}

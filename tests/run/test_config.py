@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.bugs import catalog
+from harness.run import command_line
 from harness.run.command_line import compose, understood
 from harness.run.run_config import LANES, LaunchConfig, RunConfig
 from harness.system.errors import UserError
@@ -145,6 +146,9 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("runs=null", "runs=null: null is no value"),
         ("seed=1,", "'seed=1,' cannot be read: write KEY=VALUE, or KEY=\"'VALUE'\""),
         ("variant=[", "'variant=[' cannot be read"),
+        ("+variant.a=1", "+variant.a=1: write another value"),
+        ("+nope.a=${nope}", "+nope.a=${nope}: write another value"),
+        ("variant.a.b=1", "no key 'variant.a.b'"),
         ("~pins", "~pins: no key can be removed: write KEY=VALUE"),
         ("preset=nope", "no preset 'nope'. Choices: fp16_slow."),
         (
@@ -158,6 +162,17 @@ def test_a_mistake_is_one_line(override: str, message: str) -> None:
         composed(override)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_no_preset_is_one_that_is_null() -> None:
+    assert composed("preset=null").params == composed().params
+
+
+@pytest.mark.parametrize("value", ["../x", "'../x'"])
+def test_each_run_of_a_sweep_has_the_checkout_of_a_pin(value: str) -> None:
+    words = ["scenario=bf16_clip", f"pins.deepspeed={value}", "seed=1,2"]
+    runs = [command_line.composed(run)[0] for run in command_line.combinations(words)]
+    assert [(run.seed, run.pins.deepspeed) for run in runs] == [(1, "../x"), (2, "../x")]
 
 
 @pytest.mark.parametrize(

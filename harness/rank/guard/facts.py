@@ -35,7 +35,8 @@ def releases(packages: Mapping[str, str]) -> dict[str, str]:
             text = getattr(sys.modules[module], "__version__", "")
             with contextlib.suppress(metadata.PackageNotFoundError):
                 text = text if isinstance(text, str) and text else metadata.version(package)
-                versions[module] = text.split("+")[0]
+                if text:  # a damaged installation has none
+                    versions[module] = text.split("+")[0]
     return versions
 
 

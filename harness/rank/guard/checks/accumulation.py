@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -110,7 +111,10 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     stays = abs(total - before) <= LOSS_NEAR * total
     memory.losses.steady = memory.losses.steady + 1 if stays else 0
     is_sure = micro > 1 or memory.losses.steady >= 2
-    factors = {name: float(micro**k * ranks**r) for name, (k, r, _) in FACTORS.items()}
+    factors = {
+        name: float(Fraction(micro) ** k * Fraction(ranks) ** r)  # equal ones stay equal
+        for name, (k, r, _) in FACTORS.items()
+    }
     possible = {name: factors[name] for name in (WHOLE if losses.whole else factors)}
     for name, factor in possible.items():
         names = [other for other in possible if possible[other] == factor]

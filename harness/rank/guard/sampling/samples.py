@@ -116,7 +116,9 @@ def stacked(sums: Sequence[Tensor]) -> Tensor:
     """Some single values, on the device of the first one."""
     if not sums:
         return torch.zeros(0, dtype=torch.int64)
-    return torch.stack([one.to(sums[0].device, non_blocking=True) for one in sums])
+    device = sums[0].device
+    # A copy to the CPU that is not waited for may be read before it has arrived.
+    return torch.stack([one.to(device, non_blocking=device.type != "cpu") for one in sums])
 
 
 def appended(before: Tensor | None, views: Sequence[Tensor]) -> Tensor:

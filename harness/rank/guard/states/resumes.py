@@ -40,8 +40,8 @@ class Resume:
         """Compare what the optimizer has before a step with the loaded state."""
         self._steps += 1
         if self._steps == 1:
-            has_begun = any(getattr(s, "last_epoch", 0) > 0 for s in self._schedules(optimizer))
-            if not self._states and not has_begun:
+            counts = (getattr(s, "last_epoch", 0) or 0 for s in self._schedules(optimizer))
+            if not self._states and not any(count > 0 for count in counts):
                 self._steps = 2  # the state may be the one with which SGD begins
                 return
             yield from self._compare_states(optimizer)

@@ -195,8 +195,8 @@ class States:
             if not isinstance(tensor, Tensor) or _ranks_of_split(tensor) > 1:
                 continue
             outer, _, last = key.rpartition(".")
-            path, kind = (outer, last) if last in kinds else (key, WEIGHT)
-            if name := _parameter_of(path, tensor, numels):
+            inner, kind = (outer, last) if last in kinds else (key, WEIGHT)
+            if name := _parameter_of(inner, tensor, numels):
                 pairs.append(_part(name, kind, "", local(tensor)))
         if pairs:
             self.add(TrainingState(GATHERED, step, path, count=steps_of(optimizer)), pairs)
