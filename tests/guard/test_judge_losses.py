@@ -32,6 +32,14 @@ def test_losses_count_once(weights: tuple[float, ...], kinds: list[str]) -> None
     ]
 
 
+@pytest.mark.parametrize("size", [2, 5])
+def test_factors_that_are_equal_are_all_named(size: int) -> None:
+    """With as many ranks as micro-batches; 1/5**2 and 1/(5*5) may be rounded apart."""
+    weight = with_losses(*[1 / size**3] * size)
+    (alarm,) = judge(made_posts(dict.fromkeys(range(size), weight), size), Memory())
+    assert alarm.factors == ["1/(ranks*k)", "1/k**2"]
+
+
 @pytest.mark.parametrize(
     ("trainer", "count", "kinds"),
     [
