@@ -1,9 +1,9 @@
 """After a resume, the moving average of lightly-train is overwritten by the current weights.
 
-This affects users who resume a detection or segmentation training. lightly-train validates and
-exports the average, so its metrics drop at the resume and need thousands of steps to recover. With
-the default warmup of 2000 steps, the first update keeps 0.05 % of the average: an interruption of
-the training costs all that was averaged. No error is raised, and the loss goes on as it should.
+This affects users who resume a detection or segmentation training. lightly-train validates the
+average, so the metrics of the validation drop after a resume. With the default warmup of 2000
+steps, the first update keeps 0.05 % of the average: an interruption of the training costs all that
+was averaged. No error is raised, and the loss goes on as it should.
 
 Root cause: an update keeps ``decay * (1 - exp(-updates / warmups))`` of the average. ``updates``
 was a plain integer, so it was in no checkpoint, and a resumed run counts from 0. Since the fix it
