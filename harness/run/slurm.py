@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import redirect_stderr, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,8 @@ def results(
                 arguments = [works[index].argument for index in indices]
                 with writing(folder, "HARNESS_CACHE"):
                     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-                tasks = _submitted(do, arguments, on, shape, name, folder, patient=bool(tasks))
+                send = partial(submit, do, arguments, on, shape, name=name, folder=folder)
+                tasks = _answered(send, SILENT if tasks else 0.0)  # the controller may restart
                 say(f"{ended} of {len(works)} tasks ended; jobs {name}")
                 for task, value in _ended(tasks, folder, name):
                     ended += 1
@@ -206,24 +208,14 @@ def submit(
     return [job.job_id for job in jobs]
 
 
-def _submitted(
-    do: Callable[..., Any],
-    arguments: Sequence[Any],
-    on: OnConfig,
-    shape: Shape,
-    name: str,
-    folder: Path,
-    *,
-    patient: bool,
-) -> list[str]:
-    """Submit an array; ``patient`` waits for a controller that does not answer, up to SILENT
-    seconds: it may restart."""
+def _answered(send: Callable[[], list[str]], seconds: float) -> list[str]:
+    """The tasks that were sent; waits so long for a controller that does not answer."""
     begun = time.monotonic()
     while True:
         try:
-            return submit(do, arguments, on, shape, name=name, folder=folder)
+            return send()
         except Unreachable:
-            if not patient or time.monotonic() - begun > SILENT:
+            if time.monotonic() - begun >= seconds:
                 raise
         time.sleep(LATER)
 
