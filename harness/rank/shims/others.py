@@ -362,6 +362,7 @@ POINTS = (
         )
         for package, releases in (
             ("lightly", ""),
+            ("lightly-train", ""),
             ("litdata", "<0.2.3"),
             ("mmengine", "<0.5"),
             ("mosaicml", ""),
