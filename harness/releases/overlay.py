@@ -23,10 +23,12 @@ import re
 import shutil
 import threading
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -37,7 +39,7 @@ from harness.bugs.pins import Interpreter, Stack
 from harness.rank import bytecode
 from harness.rank.manifest import INSTALLED, MANIFEST, BuiltFile, DamagedOverlay, read_manifest
 from harness.releases import contents, edits, index, locks, patches, resolution, uv
-from harness.system.errors import Unsupported
+from harness.system.errors import Fault, Unsupported
 from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
 from harness.system.installation import refuse_without_torch
 
@@ -207,6 +209,7 @@ def _build_folder(
             with _installing:
                 text, diff = _install(stack, site), ""
                 files = seal(site)
+                _refuse_changed(site, files)
                 contents.share(site, files, cache)
                 hashes = {file: entry.sha256 for file, entry in files.items()}
                 bytecode.remember(hashes, _folder(cache, name) / SITE)
@@ -237,6 +240,21 @@ def _install(stack: Stack, site: Path) -> str:
     often_imported = [s for s in sources if not SELDOM_IMPORTED.search(f"/{s.relative_to(site)}")]
     _compile(stack, often_imported, site)
     return text
+
+
+def _refuse_changed(site: Path, files: Files) -> None:
+    """Raise Fault if a file is not what its package's list of files says: somebody has written into
+    uv's cache, and a scenario would run code that upstream never released. Bytecode is ours."""
+    for package in distributions(path=[str(site)]):
+        for entry in package.files or ():
+            file = files.get(os.path.normpath(entry))
+            if file and entry.hash and entry.hash.mode == "sha256" and entry.suffix != ".pyc":
+                built = urlsafe_b64encode(bytes.fromhex(file.sha256)).decode().rstrip("=")
+                if built != entry.hash.value:
+                    raise Fault(
+                        f"{entry} is not as {package.name} {package.version} was released: the "
+                        f"cache of uv was changed; run 'uv cache clean {package.name}'"
+                    )
 
 
 def _compile(stack: Stack, sources: Sequence[Path], site: Path) -> None:

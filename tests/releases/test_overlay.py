@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,12 +25,13 @@ from harness.bugs.pins import Stack
 from harness.rank.manifest import MANIFEST, DamagedOverlay
 from harness.releases import overlay, overlay_cache, resolution
 from harness.releases.overlay import Overlay, borrow
-from harness.system.errors import Inconclusive
+from harness.system.errors import Fault, Inconclusive
 from harness.system.files import locked, sha256
 from tests.another_user import as_nobody, needs_root
 from tests.tiny_overlays import (
     CODE,
     DEFECT,
+    OTHER,
     STACK,
     base,
     borrow_once,
@@ -137,6 +139,30 @@ def test_a_build_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.Monk
             borrow_once(cache)
     assert overlays(cache) == []
     assert borrow_once(cache).is_new
+
+
+def test_an_overlay_is_not_built_from_a_file_that_was_changed_after_its_release(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv installs what its cache has, also where somebody has written into that."""
+    original: Callable[..., None] = resolution.install
+    published = urlsafe_b64encode(hashlib.sha256(CODE.encode()).digest()).decode().rstrip("=")
+
+    def install(lock: str, stack: Stack, site: Path) -> None:
+        original(lock, stack, site)
+        (site / "up-1.0.dist-info").mkdir()
+        (site / "up-1.0.dist-info/METADATA").write_text("Name: up\nVersion: 1.0\n")
+        (site / "up-1.0.dist-info/RECORD").write_text(
+            f"up/code.py,sha256={published},{len(CODE)}\nup/gone.py,sha256={published},9\n"
+            "up-1.0.dist-info/RECORD,,\n"
+        )
+
+    monkeypatch.setattr(resolution, "install", install)
+    assert borrow_once(cache).is_new
+    published = published[::-1]
+    with pytest.raises(Fault, match=r"up/code\.py is not as up 1\.0 was released"):
+        borrow_once(cache, OTHER)
+    assert overlays(cache) == [overlay.key(STACK)]
 
 
 def test_a_defect_that_does_not_match_leaves_only_the_base(cache: Path) -> None:
