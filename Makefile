@@ -1,6 +1,6 @@
 # make run       set up, and run a first bug (the README's first command)
 # make test      set up, and pass the tests (the README's second command)
-# make scenarios a tenth of the scenarios, buggy and fixed, on the CPU: other ones each day
+# make scenarios a fifteenth of the scenarios, buggy and fixed, on the CPU: other ones each day
 # make slurm     the tests on a Slurm of two nodes, which they start here: needs slurmctld, slurmd, munge
 # make slow      a thirtieth of the tests that take more than about 4 s each: other ones each day
 # make pythons   what needs no torch, on every Python of this machine

@@ -13,6 +13,7 @@ import pytest
 from harness.system.files import ROOT
 from tests.index import Handler, page, served
 from tests.index import file as file_of
+from tests.slow import slow
 
 __all__ = ["served"]
 
@@ -137,7 +138,7 @@ def executed(marks: Path) -> list[str]:
     return sorted(path.name for path in marks.iterdir())
 
 
-@pytest.mark.parametrize("line", REQUIREMENTS)
+@pytest.mark.parametrize("line", [REQUIREMENTS[0], *slow(*REQUIREMENTS[1:])])
 def test_a_requirement_runs_no_code_of_the_folder(folder: Path, marks: Path, line: str) -> None:
     text = line.format(folder=folder)
     (folder / "requirements.txt").write_text(f"{text}\ntransformers\n")
@@ -148,7 +149,7 @@ def test_a_requirement_runs_no_code_of_the_folder(folder: Path, marks: Path, lin
 
 @pytest.mark.parametrize(
     "requirement",
-    ["./-e evil", "-e ./evil", "evil @ file://{folder}/evil", "up\\n-e ./evil", "--x"],
+    ["./-e evil", *slow("-e ./evil", "evil @ file://{folder}/evil", "up\\n-e ./evil", "--x")],
 )
 def test_a_project_runs_no_code_of_the_folder(folder: Path, marks: Path, requirement: str) -> None:
     text = requirement.format(folder=folder)
@@ -170,8 +171,10 @@ def test_a_project_runs_no_code_of_the_folder(folder: Path, marks: Path, require
     ("key", "line"),
     [
         ("override-dependencies", "{0}@file://{1}/evil"),
-        ("override-dependencies", "{0}@{1}/evil"),
-        ("constraint-dependencies", "{0}@file://{1}/evil"),
+        *slow(
+            ("override-dependencies", "{0}@{1}/evil"),
+            ("constraint-dependencies", "{0}@file://{1}/evil"),
+        ),
     ],
 )
 def test_an_address_of_a_package_that_pip_would_build_is_not_built(
@@ -192,10 +195,12 @@ def test_an_address_of_a_package_that_pip_would_build_is_not_built(
     [
         ["check"],
         ["list"],
-        ["show", "clip_max_for_min", "pins.deepspeed=99.0.0"],
-        ["check", "-r", "-"],
-        ["check", "-r", ".[evil]"],
-        ["check", "--deepspeed", "setup.py"],
+        *slow(
+            ["show", "clip_max_for_min", "pins.deepspeed=99.0.0"],
+            ["check", "-r", "-"],
+            ["check", "-r", ".[evil]"],
+            ["check", "--deepspeed", "setup.py"],
+        ),
     ],
     ids=" ".join,
 )

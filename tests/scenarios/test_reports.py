@@ -19,7 +19,7 @@ from harness.bugs.pins import TORCH
 from harness.publish import report_scripts
 from harness.releases.overlay import Overlay
 from harness.system import machine
-from tests.overlays import lent, lent_release
+from tests.overlays import DAYS, lent, lent_release
 
 UNKNOWN = [name for name in catalog.sound() if not catalog.scenario(name).known_upstream]
 PORT = re.compile(r"\b29[0-9]{3}\b")
@@ -29,7 +29,7 @@ def script(name: str) -> Path:
     return catalog.folder(name) / catalog.REPORT_SCRIPT
 
 
-ALL = list(catalog.sound())
+ALL = list(catalog.names())
 
 
 def edited_or_another_release(name: str) -> bool:
@@ -63,7 +63,7 @@ def test_a_text_for_maintainers_has_all_parts() -> None:
 
 def of_a_day(names: Iterable[str]) -> list[ParameterSet]:
     """Each bug has its day, so that both tests of it use one overlay."""
-    return [pytest.param(name, marks=pytest.mark.by_day(12, ALL.index(name))) for name in names]
+    return [pytest.param(name, marks=pytest.mark.by_day(DAYS, ALL.index(name))) for name in names]
 
 
 @pytest.mark.scenario

@@ -20,11 +20,10 @@ from harness.run import command_line
 from harness.run.suite import Done, started
 from harness.run.verdict_text import last_lines
 from harness.system.files import read_json
+from tests.overlays import DAYS
 
 pytestmark = pytest.mark.scenario
 
-DAYS = 10
-"""CI runs each scenario every tenth day: all of them take it half an hour on 2 cores."""
 SCENARIOS = [
     pytest.param(name, marks=pytest.mark.by_day(DAYS, number))
     for number, name in enumerate(catalog.names())
