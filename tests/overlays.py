@@ -15,8 +15,8 @@ from harness.releases.overlay import Overlay
 from harness.system.machine import cache_folder
 
 DAYS = 15
-"""CI runs each bug every fifteenth day: all of them take it half an hour on 2 cores. A scenario and its
-report.py have the same day, so that they use the same overlays."""
+"""CI runs each bug every fifteenth day: all of them take it half an hour on 2 cores. A scenario and
+its report.py have the same day, so that they use the same overlays."""
 
 
 @contextmanager
