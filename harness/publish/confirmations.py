@@ -1,9 +1,7 @@
-"""Runs recorded results again: which are due, how a new result differs, and what caused that.
+"""Runs recorded results again: which are due, and how a new result differs.
 
 Nothing else notices when a recorded result stops being true: a shim, a scenario or the harness
-changes, and the releases that it breaks are old ones, which nobody runs. A result that differs is
-run again with the code of the commit that recorded it. If that code still gives the recorded
-result, our code caused the difference. Otherwise the record was wrong, or its releases changed.
+changes, and the releases that it breaks are old ones, which nobody runs.
 """
 
 from __future__ import annotations
@@ -12,32 +10,27 @@ import hashlib
 import json
 import platform
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypedDict
 
 from harness.bugs import catalog, result_file
 from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.pins import describe, why_not_imported, without_companions
-from harness.bugs.results import OUTCOMES, CellJson, Result, Status
-from harness.run import cells, executor
+from harness.bugs.results import CellJson, Result, Status
+from harness.run import executor
 from harness.run.run_config import RunConfig
-from harness.system import archives, git
-from harness.system.errors import ExitCode, Fault, HarnessError, Inconclusive
-from harness.system.files import ROOT
-from harness.system.machine import cache_folder
+from harness.system.errors import ExitCode, HarnessError
 from harness.system.text import short
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 SHARE, WITHIN = 0.25, 1e-3
-"""How much a number in a reason may differ, relatively or absolutely. In half precision
-some figures depend on the processor: scores overflow at step 89 on one, at step 93 on another."""
+"""How much a number in a reason may differ, relatively or absolutely."""
+OTHER_NUMBERS = "with other numbers"
+"""A difference that is no fault: some figures depend on the processor. In half precision, scores
+overflow at step 89 on one, at step 93 on another."""
 
 RANK = re.compile(r"\brank \d+ failed first")
 UNINSTALLABLE = "could not be installed"
@@ -84,8 +77,14 @@ def difference(recorded: Result, rerun: Result) -> str:
     """How today's result of the same releases differs from a recorded one; empty if it does not."""
     if rerun.status is not recorded.status:
         return f"{rerun.status}, recorded as {recorded.status}"
-    if rerun.status is not Status.UNSUPPORTED and not _alike(_reason(rerun), _reason(recorded)):
+    if rerun.status is Status.UNSUPPORTED:
+        return ""
+    reason, old_reason = _reason(rerun), _reason(recorded)
+    if NUMBER.split(reason) != NUMBER.split(old_reason):
         return f"{rerun.status} as recorded, but for another reason"
+    pairs = zip(NUMBER.findall(reason), NUMBER.findall(old_reason), strict=True)
+    if not all(near(float(a), float(b), share=SHARE, within=WITHIN) for a, b in pairs):
+        return f"{rerun.status} as recorded, {OTHER_NUMBERS}"
     return ""
 
 
@@ -95,94 +94,12 @@ def _reason(cell: Result) -> str:
     return TRIGGER.sub(r"\1", RANK.sub("a rank failed first", "".join(text[:2])))
 
 
-def _alike(reason: str, other_reason: str) -> bool:
-    """Whether two texts have the same words, and numbers that are nearly equal."""
-    if NUMBER.split(reason) != NUMBER.split(other_reason):
-        return False
-    pairs = zip(NUMBER.findall(reason), NUMBER.findall(other_reason), strict=True)
-    return all(near(float(a), float(b), share=SHARE, within=WITHIN) for a, b in pairs)
-
-
-def commit_of(cell: Result) -> str:
-    """The commit of our code that gave a recorded result. If files were changed then, that is the
-    commit that added its line.
-
-    Raises Inconclusive if no commit of this checkout has it.
-    """
-    if cell.source.get("commit") and not cell.source.get("dirty"):
-        return str(cell.source["commit"])
-    lines = enumerate(result_file.read(cell.scenario), start=1)
-    number = max(n for n, each in lines if replace(each, since=cell.since) == cell)
-    file = catalog.folder(cell.scenario) / result_file.FILE
-    blame = _git("blame", "-s", "-l", f"-L{number},{number}", "--", str(file))
-    commit = blame.split()[0].lstrip("^")
-    if not commit.strip("0"):
-        raise Inconclusive("the recorded result is not committed")
-    return commit
-
-
-def found_at(commit: str, cell: Result) -> Result:
-    """The result of the same releases, from a run with our code as of a commit.
-
-    Raises Inconclusive if that code does not run here.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        _unpack(commit, Path(folder))
-        pins = without_companions(catalog.scenario(cell.scenario), cell.pins)
-        words = [f"pins.{name}={version}" for name, version in pins.items()]
-        # An older commit does not know the name lane=.
-        name = "lane" if Path(folder, "configs", "lane").is_dir() else "launch"
-        process = subprocess.run(
-            [
-                *(sys.executable, "-m", "harness", "matrix", f"scenario={cell.scenario}", *words),
-                *(f"{name}={cell.lane}", "--again", "--json", "cells.json"),
-            ],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        try:
-            (fields,) = json.loads(Path(folder, "cells.json").read_text(encoding="utf-8"))
-            status = Status(fields.get("status") or fields["answer"])  # an older commit's word
-            return replace(cell, outcome=OUTCOMES[status], reason=fields["reason"], finding=None)
-        except (OSError, ValueError, KeyError):
-            last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
-            raise Inconclusive(f"the code of {commit[:8]} did not run: {last_line}") from None
-
-
-def _unpack(commit: str, folder: Path) -> None:
-    archive = folder / "code.tar"
-    _git("archive", "--output", str(archive), commit)
-    archives.unpack(archive, folder)
-    archive.unlink()
-
-
-def _git(*arguments: str) -> str:
-    process = git.run(ROOT, *arguments)
-    if process.returncode:
-        raise Inconclusive(f"no history of this checkout: {process.stderr.strip()}")
-    return process.stdout
-
-
-def _has_other_numbers(recorded: Result, rerun: Result) -> bool:
-    """Whether two results have the same status, for a reason with the same words."""
-    reasons = (NUMBER.split(_reason(result)) for result in (recorded, rerun))
-    return recorded.status is rerun.status and next(reasons) == next(reasons)
-
-
-OURS, THE_RECORDS, UNKNOWN = "ours", "the record's", "of unknown origin"
-THE_MACHINES = "the machine's"
-"""Only numbers differ, and the code that recorded them gives today's numbers here, too."""
-
-
 class ConfirmationJson(TypedDict):
     """A confirmation in the JSON of ``confirm``."""
 
     recorded: CellJson
     found: CellJson | None
     difference: str
-    whose: str
     why: str
 
 
@@ -194,8 +111,6 @@ class Confirmation:
     found: Result | None
     """None if it could not be run; ``why`` says why not."""
     difference: str = ""
-    whose: str = ""
-    """Of a difference: ours, the record's, the machine's, or of unknown origin."""
     why: str = ""
 
     @property
@@ -207,7 +122,7 @@ class Confirmation:
     @property
     def is_wrong(self) -> bool:
         """Whether something is to be repaired: our code, or the record."""
-        return bool(self.difference) and self.whose != THE_MACHINES
+        return bool(self.difference) and not self.difference.endswith(OTHER_NUMBERS)
 
     def __str__(self) -> str:
         name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
@@ -216,7 +131,7 @@ class Confirmation:
         if not self.difference:
             return f"{name}: {self.found.status}, as recorded"
         reason = short(self.found.reason.splitlines()[0] if self.found.reason else "")
-        return f"{name}: {self.difference}: {reason}; the difference is {self.whose}: {self.why}"
+        return f"{name}: {self.difference}: {reason}"
 
     def to_json(self) -> ConfirmationJson:
         """The field ``found`` is null if it could not be run."""
@@ -224,7 +139,6 @@ class Confirmation:
             "recorded": self.recorded.of_releases(),
             "found": self.found.of_releases() if self.found else None,
             "difference": self.difference,
-            "whose": self.whose,
             "why": self.why,
         }
 
@@ -252,28 +166,5 @@ def confirm(
         for number, cell in results:
             while failed:
                 yield failed.pop()
-            yield _compared(configs[number], due[number], cell)
+            yield Confirmation(due[number], cell, difference(due[number], cell))
     yield from failed
-
-
-def _compared(config: RunConfig, recorded: Result, rerun: Result) -> Confirmation:
-    differs = difference(recorded, rerun)
-    origin, why = _origin(config, recorded) if differs else ("", "")
-    return Confirmation(recorded, rerun, differs, origin, why)
-
-
-def _origin(config: RunConfig, recorded: Result) -> tuple[str, str]:
-    """What caused a difference, our code or the record, and how we know."""
-    try:
-        again = cells.find(config, cache_folder(), again=True, faults=True)
-        if not difference(recorded, again):
-            return OURS, "a second run gave the recorded result, so ours cannot be repeated"
-        commit = commit_of(recorded)
-        old = found_at(commit, recorded)
-    except (Inconclusive, Fault) as error:
-        return UNKNOWN, str(error)
-    if _has_other_numbers(recorded, again) and not difference(old, again):
-        return THE_MACHINES, f"the code of {commit[:8]}, which recorded it, gives the same here"
-    if old_difference := difference(recorded, old):
-        return THE_RECORDS, f"the code of {commit[:8]}, which recorded it, gives {old_difference}"
-    return OURS, f"the code of {commit[:8]}, which recorded it, still gives the recorded result"

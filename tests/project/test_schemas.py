@@ -124,7 +124,7 @@ def test_score_writes_what_its_schema_says() -> None:
 
 def test_confirm_writes_what_its_schema_says() -> None:
     recorded, again = cell("0.13.2", YES), cell("0.13.2", NO)
-    differing = Confirmation(recorded, again, "not affected, not affected", "ours", "it says so")
+    differing = Confirmation(recorded, again, "not affected, recorded as affected")
     content = json.loads(
         json.dumps([c.to_json() for c in (differing, Confirmation(recorded, None, why="no disk"))])
     )

@@ -1,4 +1,4 @@
-"""Recorded results that are run again: which are due, and what caused a difference."""
+"""Recorded results that are run again: which are due, and what differs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 from packaging.version import Version
 
 from harness.__main__ import main
-from harness.bugs import catalog, result_file
-from harness.bugs.results import Result, Status
+from harness.bugs import result_file
+from harness.bugs.results import Result
 from harness.publish import confirmations, steps
 from harness.publish.history import reading
-from harness.run import cells, executor
-from harness.system.errors import ExitCode, Inconclusive
+from harness.run import cells
+from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
-from tests.sandbox import git
 
 __all__ = ["world"]
 
@@ -80,43 +79,29 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """0.13.0 is recorded as affected, and 0.13.1 as not affected."""
     cells = [cell("0.13.0", YES), cell("0.13.1", NO)]
     monkeypatch.setattr(result_file, "statuses", lambda name: cells if name == SCENARIO else [])
-    monkeypatch.setattr(confirmations, "commit_of", lambda _: "abcdef0123")
 
 
 @pytest.mark.usefixtures("_recorded")
-@pytest.mark.parametrize(("status", "owner"), [(YES, "ours"), (NO, "the record's")])
-def test_a_difference_is_ours_if_the_code_of_the_record_still_gives_it(
-    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, status: Status, owner: str
-) -> None:
-    old = cell("0.13.0", status)
-    monkeypatch.setattr(confirmations, "found_at", lambda *_: old)
+def test_a_difference_is_reported(world: World, capsys: Capture) -> None:
     assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == ExitCode.NOT_AS_EXPECTED
-    assert sorted(world.versions) == ["0.13.0", "0.13.0", "0.13.1"]  # a difference is run twice
+    assert sorted(world.versions) == ["0.13.0", "0.13.1"]
     out = " ".join(capsys.readouterr().out.split())
-    assert f"1 as recorded, 1 differ (1 {owner})" in out
+    assert "1 as recorded, 1 differ" in out
     assert "deepspeed 0.13.0: not affected, recorded as affected" in out
 
 
-@pytest.mark.parametrize(("old", "code"), [("step 68", 0), ("step 94", 1), ("row 68", 1)])
-def test_numbers_that_the_code_of_the_record_has_here_too_are_the_machines(
-    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch, old: str, code: int
+@pytest.mark.parametrize(("reason", "code"), [("step 68", 0), ("row 94", 1)])
+def test_numbers_alone_are_no_failure(
+    world: World, monkeypatch: pytest.MonkeyPatch, reason: str, code: int
 ) -> None:
-    record, today = (replace(cell("0.13.1", NO), reason=text) for text in ("step 94", "step 68"))
+    record, today = (replace(cell("0.13.1", NO), reason=text) for text in ("step 94", reason))
     monkeypatch.setattr(result_file, "statuses", lambda name: [record] if name == SCENARIO else [])
-    monkeypatch.setattr(confirmations, "commit_of", lambda _: "abcdef0123")
-    monkeypatch.setattr(confirmations, "found_at", lambda *_: replace(record, reason=old))
     monkeypatch.setattr(cells, "find", lambda *_, **__: today)
-    results = ((number, today) for number in [0])
-    monkeypatch.setattr(executor, "find_all", lambda *_, **__: results)
     assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == code
-    assert ("(1 the machine's)" in capsys.readouterr().out) is (code == 0)
 
 
 @pytest.mark.usefixtures("_recorded")
-def test_watch_reports_a_difference_and_keeps_the_day(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(confirmations, "found_at", lambda *_: cell("0.13.0", YES))
+def test_watch_reports_a_difference_and_keeps_the_day(world: World) -> None:
     words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
     with reading(Path("history.jsonl")) as history:
@@ -129,31 +114,6 @@ def test_watch_reports_a_difference_and_keeps_the_day(
     world.statuses["0.13.0"] = YES
     assert main([*words[:-1], "1"]) == ExitCode.AS_EXPECTED
     assert len(world.tested) == steps_before + 1
-
-
-def test_the_commit_of_a_result_is_that_of_its_code_or_the_one_that_added_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def commit(*results: Result) -> str:
-        result_file.append(results)
-        git(tmp_path, "add", "-A")
-        git(tmp_path, "commit", "-qm", "x")
-        return git(tmp_path, "rev-parse", "HEAD")
-
-    monkeypatch.setattr(confirmations, "ROOT", tmp_path)
-    monkeypatch.setattr(catalog, "folder", lambda _: tmp_path)
-    git(tmp_path, "init", "-q")
-    entry, neighbour = cell("0.13.0", YES), cell("0.13.1", YES)
-    commit(replace(entry, reason="older"))
-    recorded = commit(entry)
-    commit(neighbour)
-    (newest,) = (each for each in result_file.statuses(SCENARIO) if each.pins == entry.pins)
-    assert confirmations.commit_of(newest) == recorded
-    unchanged = replace(newest, source={"commit": "abc", "dirty": False})
-    assert confirmations.commit_of(unchanged) == "abc"
-    result_file.append([replace(entry, reason="not committed")])
-    with pytest.raises(Inconclusive, match="is not committed"):
-        confirmations.commit_of(replace(entry, reason="not committed"))
 
 
 def test_what_this_python_cannot_import_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
