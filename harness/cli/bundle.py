@@ -19,8 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain, product
-from itertools import count as numbers_from
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,8 +55,8 @@ NEEDED = ("hydra-core", "libcst", "packaging", "psutil", "pypi-simple", "pytest"
 """What a run needs. LibCST makes overlays of torch from that machine's torch; others need uv."""
 
 PACKING = 6
-"""About how many times smaller a bundle is than its different files: the first part is chosen by
-this, and the next ones by the size of one that was too large."""
+"""About how many times smaller a bundle is than its different files: a part with more is divided
+before it is made."""
 
 ACTIVATE = """\
 # Source this on the other machine: . BUNDLE/activate
@@ -100,14 +99,19 @@ Overlays = dict[str, tuple[pins.Stack, Overlay]]
 """Overlays that are in use, with their releases, by key."""
 
 
+Pins = Sequence[tuple[str, str]]
+"""Releases, as pairs of a package and a version."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """What all parts contain, and for which machine: they have it in their bundle.json."""
+    """What a bundle contains, and for which machine: it has it in its bundle.json."""
 
     source: Mapping[str, Any]
     python: str
     platform: str
-    pins: Mapping[str, Sequence[str]]
+    pins: Pins
+    """Further releases to include."""
 
 
 def _parser() -> Arguments:
@@ -115,8 +119,7 @@ def _parser() -> Arguments:
     add = parser.add_argument
     add("scenario", nargs="*")
     add("--all", action="store_true", help="all scenarios that use a GPU")
-    parts = "bundles of at most this size; a further call keeps those that are there"
-    add("--parts", type=_size, metavar="60M", help=parts)
+    add("--parts", type=_size, metavar="60M", help="several bundles of at most this size")
     add("--out", type=Path, required=True, help="the new folder")
     add("--python", metavar="3.12", help="the Python of that machine (default: this one)")
     platform = "the platform of that machine, as uv names it"
@@ -143,21 +146,25 @@ def main(arguments: list[str]) -> int:
     of_gpus = (name for name in catalog.sound() if Lane.GPU in catalog.scenario(name).lanes)
     scenarios = list(of_gpus) if options.all else options.scenario
     out = options.out
-    if out.exists() and not (out.is_dir() and (options.parts or not any(out.iterdir()))):
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} is not an empty folder: name a new one")
     refuse_unless_creatable(out)
     python = options.python or pins.here()[0]
     if python not in PYTHONS:
         raise UserError(unknown("Python", python, PYTHONS))
     pins.platform_tag(options.platform)  # refuses an unknown one
-    releases = {name: versions.split(",") for name, versions in map(pin, options.pins)}
-    _check_releases(scenarios, releases)
+    releases = [(name, each) for name, text in map(pin, options.pins) for each in text.split(",")]
+    choices = [each for n in scenarios for each in _choices(catalog.scenario(n), releases)]
+    for name, version in releases:
+        if {name: version} not in choices:
+            about = ", ".join(catalog.scenario(scenario).releases for scenario in scenarios)
+            raise UserError(f"{name} {version}: these scenarios test {about} only")
     source = machine.source()  # before this creates files
     request = Request(source, python, options.platform, releases)
-    if options.parts:
-        _make_parts(scenarios, request, out, options.parts, lenient=options.all)
-        return ExitCode.AS_EXPECTED
     with _borrowed(scenarios, request, lenient=options.all) as overlays:
+        if options.parts:
+            _make_parts(list(overlays), request, overlays, out, options.parts, lenient=options.all)
+            return ExitCode.AS_EXPECTED
         size = _make(list(overlays), request, overlays, out)
         borrowed = {key: stack for lent in overlays.values() for key, (stack, _) in lent.items()}
     console, megabytes = terminal(), f"{size / 1e6:.0f} MB"
@@ -169,28 +176,12 @@ def main(arguments: list[str]) -> int:
     return ExitCode.AS_EXPECTED
 
 
-def _check_releases(scenarios: Sequence[str], releases: Mapping[str, Sequence[str]]) -> None:
-    """Raise UserError for a release of --pins that no scenario tests."""
-    packages = {pin for name in scenarios for pin in catalog.scenario(name).pins}
-    for name in releases:
-        if name not in packages:
-            raise UserError(unknown("pin of these scenarios", name, sorted(packages)))
-    choices = [each for name in scenarios for each in _choices(catalog.scenario(name), releases)]
-    for name, versions in releases.items():
-        for version in versions:
-            if not any(choice.get(name) == version for choice in choices):
-                about = (catalog.scenario(scenario).releases for scenario in scenarios)
-                raise UserError(f"{name} {version}: these scenarios test {', '.join(about)} only")
-
-
-def _choices(scenario: Scenario, releases: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """No pins, and each combination of ``releases`` that the scenario can test."""
-    axes = {name: versions for name, versions in releases.items() if name in scenario.pins}
+def _choices(scenario: Scenario, releases: Pins) -> Iterator[dict[str, str]]:
+    """No pins, and each of ``releases`` that the scenario can test."""
     yield {}
-    for combination in product(*axes.values()) if axes else ():
-        choice = dict(zip(axes, combination, strict=True))
-        if pins.covers(scenario, {**scenario.pins, **choice}):
-            yield choice
+    for name, version in releases:
+        if name in scenario.pins and pins.covers(scenario, {**scenario.pins, name: version}):
+            yield {name: version}
 
 
 def _editions(scenario: Scenario, request: Request) -> Iterator[Edition]:
@@ -224,7 +215,7 @@ def _borrowed(
             try:
                 return leases.enter_context(overlay.borrow(stack, defects, cache_folder()))
             except DefectError as error:
-                if not any(stack.pins.get(name) in request.pins[name] for name in request.pins):
+                if not set(stack.pins.items()).intersection(request.pins):
                     raise
                 terminal().print(f"not included, a release of --pins: {error}")
                 return None
@@ -255,61 +246,47 @@ def _leave_out(name: str, error: HarnessError, lenient: bool) -> None:
 
 
 def _make_parts(
-    scenarios: Sequence[str], request: Request, out: Path, limit: int, *, lenient: bool
+    names: Sequence[str],
+    request: Request,
+    overlays: Mapping[str, Overlays],
+    out: Path,
+    limit: int,
+    *,
+    lenient: bool,
 ) -> None:
-    """Make the parts that are not there yet, and print the line that runs one."""
-    parts: dict[Path, list[str]] = {}
-    for file in sorted(out.glob(f"*/{CONTENTS}")):
-        contents = json.loads(file.read_text(encoding="utf-8"))
-        if any(contents.get(name) != value for name, value in asdict(request).items()):
-            raise UserError(f"{file.parent} is of another commit or Python: name a new folder")
-        parts[file.parent] = contents["scenarios"]
-    waiting = [name for name in scenarios if not any(name in names for names in parts.values())]
-    waiting.sort(key=catalog.folder)  # scenarios of one package have equal files
-    most = limit * PACKING
-    with _borrowed(waiting, request, lenient=lenient) as overlays:
-        waiting = [name for name in waiting if name in overlays]
-        while waiting:
-            names, files = _first_part(waiting, overlays, most)
-            folder = next(f for n in numbers_from(1) if not (f := out / f"part-{n:02}").exists())
-            terminal().print(f"... {folder}: {count(len(names), 'scenario')}")
-            size = _make(names, request, overlays, folder)
+    """Make bundles that are not larger than ``limit``: what does not fit is halved."""
+    folders: list[Path] = []
+    groups = [sorted(names, key=catalog.folder)]  # scenarios of one package have equal files
+    while groups:
+        group, folder = groups.pop(), out / f"part-{len(folders) + 1:02}"
+        if len(group) == 1 or _different_bytes(group, overlays) <= limit * PACKING:
+            size = _make(group, request, overlays, folder)
+            megabytes = f"{size / 1e6:.0f} MB"
             if size <= limit:
-                parts[folder] = names
-                del waiting[: len(names)]
+                folders.append(folder)
+                terminal().print(f"{folder}: {count(len(group), 'scenario')}, {megabytes}")
                 continue
             shutil.rmtree(folder)
-            most = files * limit // size  # fewer files for this part and the next ones
-            if len(names) == 1:
-                needed = f"{names[0]} alone needs {size / 1e6:.0f} MB: --parts must be larger"
-                _leave_out(waiting.pop(0), UserError(needed), lenient)
-    if not parts:
+            if len(group) == 1:
+                why = f"{group[0]} alone needs {megabytes}: --parts must be larger"
+                _leave_out(group[0], UserError(why), lenient)
+                continue
+        groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+    if not folders:
         raise UserError("--parts is too small: each scenario alone needs more")
-    for folder, names in sorted(parts.items()):
-        megabytes = f"{_bytes(folder) / 1e6:.0f} MB"
-        terminal().print(f"{folder}: {count(len(names), 'scenario')}, {megabytes}")
-    terminal().print(f"on the other machine:  bash {min(parts)}/run NAME")
+    terminal().print(f"on the other machine:  bash {folders[0]}/run NAME")
 
 
-def _first_part(
-    scenarios: Sequence[str], overlays: Mapping[str, Overlays], most: int
-) -> tuple[list[str], int]:
-    """The first scenarios, as many as have less than ``most`` bytes in different files, but at
-    least one; and these bytes."""
-    names: list[str] = []
-    sizes: dict[str, int] = {}
-    for name in scenarios:
-        more = {
-            built.sha256: built.size
-            for _, lent in overlays[name].values()
-            for path, built in (lent.files or {}).items()
-            if not archive.is_bytecode(path)
-        }
-        if names and sum((sizes | more).values()) >= most:
-            break
-        names.append(name)
-        sizes |= more
-    return names, sum(sizes.values())
+def _different_bytes(scenarios: Sequence[str], overlays: Mapping[str, Overlays]) -> int:
+    """The bytes of the different files of these scenarios."""
+    sizes = {
+        built.sha256: built.size
+        for name in scenarios
+        for _, lent in overlays[name].values()
+        for path, built in (lent.files or {}).items()
+        if not archive.is_bytecode(path)
+    }
+    return sum(sizes.values())
 
 
 def _make(
@@ -335,7 +312,7 @@ def _make(
             files |= {f"site/{path.relative_to(needed)}": path for path in Path(needed).rglob("*")}
             archives.pack(folder / SITE, files)
         archive.write(folder / OVERLAYS, borrowed, cache_folder())
-    return _bytes(out)
+    return sum(path.stat().st_size for path in out.iterdir())
 
 
 def _install_needed(request: Request, site: Path) -> None:
@@ -351,10 +328,6 @@ def _install_needed(request: Request, site: Path) -> None:
         raise Inconclusive(
             f"cannot download the harness's dependencies: {' '.join(process.stderr.split())}"
         )
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def unpack(bundle: Path, cache: Path) -> None:

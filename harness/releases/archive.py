@@ -12,9 +12,7 @@ import lzma
 import os
 import shutil
 import tarfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness.bugs import pins
@@ -24,8 +22,7 @@ from harness.releases import contents, overlay, releases
 from harness.releases.overlay import CODE, SITE, Overlay, lock_file
 from harness.system import archives
 from harness.system.errors import Inconclusive
-from harness.system.files import link, locked, new_folder_beside, sha256, write_whole, writing
-from harness.system.machine import cores
+from harness.system.files import locked, new_folder_beside, sha256, write_whole, writing
 
 
 def write(archive: Path, overlays: Mapping[str, tuple[pins.Stack, Overlay]], cache: Path) -> None:
@@ -66,7 +63,8 @@ def unpack(archive: Path, keys: Sequence[str], cache: Path) -> None:
         aside = new_folder_beside(cache / "overlays" / "unpacking")
         try:
             archives.unpack(archive, aside)
-            _finish([aside / "overlays" / key for key in missing], cache)
+            for key in missing:
+                _finish(aside / "overlays" / key, cache)
             for key in missing:
                 with locked(lock_file(cache, key)):
                     if not (cache / "overlays" / key).exists():
@@ -81,35 +79,17 @@ def unpack(archive: Path, keys: Sequence[str], cache: Path) -> None:
             contents.sweep(cache)  # if it failed, they belong to no overlay
 
 
-def _finish(folders: Sequence[Path], cache: Path) -> None:
-    """Compile unpacked overlays for this Python, compare their code with their manifests, and write
-    these anew. Raises DamagedOverlay if one is not as it was built."""
-    manifests, sites = [read_manifest(folder) for folder in folders], [f / SITE for f in folders]
-    for site in sites:
-        site.mkdir(exist_ok=True)  # an overlay without releases has no file
-    with ThreadPoolExecutor(cores()) as pool:
-        _compile(sites, pool)
-        sealed = list(pool.map(overlay.seal, sites))
-    for folder, manifest, files in zip(folders, manifests, sealed, strict=True):
-        for path, built in manifest["files"].items():
-            if CODE.search(path) and not is_bytecode(path) and files.get(path) != built:
-                raise DamagedOverlay(f"{path} of overlay {folder.name} is not as it was built")
-        contents.share(folder / SITE, files, cache)
-        write_whole(folder / MANIFEST, json.dumps({**manifest, "files": files}) + "\n")
-
-
-def _compile(sites: Sequence[Path], pool: ThreadPoolExecutor) -> None:
-    """Compile all overlays at the same time, each path and content once; the others get a link."""
-    equal = defaultdict[tuple[Path, int], list[Path]](list)
-    waiting = defaultdict[Path, list[Path]](list)
-    for site in sites:
-        for source in sorted(site.rglob("*.py")):
-            group = equal[source.relative_to(site), source.stat().st_ino]
-            if not group:
-                waiting[site].append(source)
-            group.append(source)
-    list(pool.map(bytecode.compile_all, waiting.values(), waiting))
-    for first, *others in equal.values():
-        for other in others if bytecode.of(first).is_file() else ():
-            bytecode.of(other).parent.mkdir(exist_ok=True)
-            link(bytecode.of(first), bytecode.of(other))
+def _finish(folder: Path, cache: Path) -> None:
+    """Compile an unpacked overlay for this Python, compare its code with its manifest, and write
+    that anew. Raises DamagedOverlay if it is not as it was built."""
+    manifest, site = read_manifest(folder), folder / SITE
+    site.mkdir(exist_ok=True)  # an overlay without releases has no file
+    sources = sorted(site.rglob("*.py"))
+    bytecode.compile_all([each for each in sources if not bytecode.copied(each, site)], site)
+    files = overlay.seal(site)
+    for path, built in manifest["files"].items():
+        if CODE.search(path) and not is_bytecode(path) and files.get(path) != built:
+            raise DamagedOverlay(f"{path} of overlay {folder.name} is not as it was built")
+    contents.share(site, files, cache)
+    bytecode.remember({path: built.sha256 for path, built in files.items()}, site)
+    write_whole(folder / MANIFEST, json.dumps({**manifest, "files": files}) + "\n")

@@ -106,23 +106,6 @@ def test_parts_have_all_scenarios_once_and_are_not_too_large(
 
 
 @pytest.mark.usefixtures("without_files")
-def test_parts_that_are_there_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(catalog, "sound", lambda: ALL[:1])
-    words = ["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]
-    assert main(words) == 0
-    first = (tmp_path / "parts" / "part-01").stat()
-    monkeypatch.setattr(catalog, "sound", lambda: ALL[:2])
-    assert main(words) == 0
-    assert (tmp_path / "parts" / "part-01").stat() == first
-    assert contents(tmp_path / "parts" / "part-02")["scenarios"] == [ALL[1]]
-    python = "3.13" if pins.here()[0] == "3.12" else "3.12"
-    assert main([*words, "--python", python]) == 2
-    assert "is of another commit or Python: name a new folder" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("without_files")
 def test_parts_that_have_room_for_no_scenario_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
