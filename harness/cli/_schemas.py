@@ -12,9 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 
 from harness.bugs.results import CellJson, VerdictJson
 from harness.cli.list import BrokenJson, ListedJson
-from harness.publish.confirmations import ConfirmationJson
 from harness.publish.nightly_json import WatchJson
-from harness.publish.report_scripts import ReproductionJson
 from harness.python.results import CheckResult, ProbeResult
 from harness.run.score.scores import Score
 from harness.training.guard.report_json import GuardAlarmJson, GuardSummaryJson
@@ -73,10 +71,6 @@ def schema_of(kind: Any, types: dict[str, Json]) -> Json:
 
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "check": partial(_document, "check --json", CheckResult, without=("exit_code",)),
-    "confirm": partial(_document, "confirm --json", Sequence[ConfirmationJson], version=1),
-    "confirm_reports": partial(
-        _document, "confirm --reports --json", Sequence[ReproductionJson], version=1
-    ),
     "grade": partial(_document, "grade --json", VerdictJson, version=1),
     "guard_alarm": partial(_document, "a line of alarms.jsonl of guard", GuardAlarmJson, version=2),
     "guard_summary": partial(_document, "summary.json of guard", GuardSummaryJson, version=2),

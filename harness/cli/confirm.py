@@ -13,28 +13,30 @@ of one recorded result, drawn by lot. The exit code is 1 if a script contradicts
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from rich.console import Console
 
 from harness.bugs import result_file
 from harness.bugs.results import Result
 from harness.cli import Arguments
-from harness.cli._values import day, output_file, whole_number
+from harness.cli._values import whole_number
 from harness.cli.watch import configs_of
 from harness.publish import confirmations, report_scripts
 from harness.publish.confirmations import Confirmation, confirm
-from harness.publish.report_scripts import Reproduction
+from harness.publish.report_scripts import ANSWERS, Reproduction
 from harness.publish.steps import today
 from harness.run.cells import platform_here
 from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, Unsupported, UserError
-from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, terminal
 from harness.system.text import count
 
 COUNT = 20
+
+R = TypeVar("R", Confirmation, Reproduction)
 
 
 def main(arguments: list[str]) -> int:
@@ -45,16 +47,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--reports", action="store_true", help="run report.py, of --count bugs")
-    parser.add_argument(
-        "--day",
-        type=day,
-        default=today(),
-        help="choose those that are due on this day (default: today)",
-    )
     parser.add_argument("--record", action="store_true", help="keep the day in results.jsonl")
-    parser.add_argument(
-        "--json", type=output_file, metavar="FILE", help="write the results as JSON"
-    )
     options = parser.parse_intermixed_args(arguments)
     if options.record:
         refuse_without_checkout("--record")
@@ -62,25 +55,19 @@ def main(arguments: list[str]) -> int:
         raise UserError("--reports has no --record")
     configs = configs_of(options.overrides)
     refuse_without_torch("confirm")
-    most = None if options.all else options.count
+    cells, most = _recorded(configs), None if options.all else options.count
     if options.reports:
-        reproductions = _reproduced(configs, options.day, most)
-        _write(options.json, reproductions)
-        return ExitCode.worst(report_scripts.EXIT_CODES[each.answer] for each in reproductions)
-    reruns = _confirmed(configs, options.day, most)
-    _write(options.json, reruns)
+        drawn = report_scripts.drawn(report_scripts.of_scenarios_choice(cells), today(), most)
+        return _run_scripts(drawn)
+    due = confirmations.due(cells, today(), most or len(cells))
+    terminal().print(f"{len(due)} of {count(len(cells), 'recorded result')}", style="bold")
+    reruns = _confirmed(configs, due)
     if options.record:
         from harness.cli import pages
 
         result_file.record(rerun.found for rerun in reruns if rerun.found and not rerun.difference)
         pages.write(sorted({rerun.recorded.scenario for rerun in reruns}))
     return ExitCode.worst(rerun.exit_code for rerun in reruns)
-
-
-def _write(file: Path | None, results: Sequence[Confirmation | Reproduction]) -> None:
-    if file:
-        with writing(file, "file"):
-            write_whole(file, json.dumps([each.to_json() for each in results], indent=1) + "\n")
 
 
 def _recorded(configs: Sequence[RunConfig]) -> list[Result]:
@@ -95,40 +82,38 @@ def _recorded(configs: Sequence[RunConfig]) -> list[Result]:
     return cells
 
 
-def _reproduced(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Reproduction]:
-    """Run the scripts of the bugs that are drawn, and print what each says."""
-    console, reproductions = terminal(), list[Reproduction]()
-    recorded = report_scripts.of_scenarios_choice(_recorded(configs))
-    cells = report_scripts.drawn(recorded, day, most)
+def _run_scripts(cells: Sequence[Result]) -> int:
+    """Run the scripts of the bugs that were drawn, print what each says, and return the exit
+    code."""
+    console = terminal()
     console.print(f"report.py of {count(len(cells), 'bug')}", style="bold")
-    with Progress(console) as progress:
-        for reproduction in report_scripts.reproduced(cells):
-            reproductions.append(reproduction)
-            style = "" if reproduction.answer == report_scripts.AGREES else "red"
-            console.print(f"  [{len(reproductions)}/{len(cells)}] {reproduction}", style=style)
-            progress.tally(f"{len(reproductions)} of {len(cells)}")
-    answers = [each.answer for each in reproductions]
-    totals = ", ".join(f"{answers.count(name)} {name}" for name in report_scripts.EXIT_CODES)
-    seconds = sum(each.seconds for each in reproductions)
+    scripts = _printed(console, len(cells), report_scripts.reproduced(cells))
+    answers = [each.answer for each in scripts]
+    totals = ", ".join(f"{answers.count(name)} {name}" for name in ANSWERS)
+    seconds = sum(each.seconds for each in scripts)
     took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} s"
     console.print(f"{totals}; the scripts ran for {took}", style="bold")
-    return reproductions
+    return ExitCode.worst(each.exit_code for each in scripts)
 
 
-def _confirmed(configs: Sequence[RunConfig], day: str, most: int | None) -> list[Confirmation]:
+def _confirmed(configs: Sequence[RunConfig], due: Sequence[Result]) -> list[Confirmation]:
     """Run the results that are due, and print each as it ends."""
-    console, cells = terminal(), _recorded(configs)
-    due = confirmations.due(cells, day, most or len(cells))
-    console.print(f"{len(due)} of {count(len(cells), 'recorded result')}", style="bold")
-    reruns = []
+    console, bases = terminal(), {config.scenario: config for config in configs}
     with Progress(console) as progress:
-        for rerun in confirm({config.scenario: config for config in configs}, due, progress.tally):
-            reruns.append(rerun)
-            style = "red" if rerun.exit_code else ""
-            console.print(f"  [{len(reruns)}/{len(due)}] {rerun}", style=style)
+        reruns = _printed(console, len(due), confirm(bases, due, progress.tally))
     differing = sum(bool(rerun.difference) for rerun in reruns)
     failed = sum(rerun.found is None for rerun in reruns)
     confirmed_count = len(reruns) - differing - failed
     tail = f", {failed} could not be run" if failed else ""
     console.print(f"{confirmed_count} as recorded, {differing} differ{tail}", style="bold")
     return reruns
+
+
+def _printed(console: Console, total: int, results: Iterator[R]) -> list[R]:
+    """Print each result as it comes; returns all."""
+    ended = []
+    for result in results:
+        ended.append(result)
+        style = "red" if result.exit_code else ""
+        console.print(f"  [{len(ended)}/{total}] {result}", style=style)
+    return ended

@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TypedDict
 
 from harness.bugs import catalog, result_file
 from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.pins import describe, why_not_imported, without_companions
-from harness.bugs.results import CellJson, Result, Status
+from harness.bugs.results import Result, Status
 from harness.run import executor
 from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, HarnessError
@@ -94,15 +93,6 @@ def _reason(cell: Result) -> str:
     return TRIGGER.sub(r"\1", RANK.sub("a rank failed first", "".join(text[:2])))
 
 
-class ConfirmationJson(TypedDict):
-    """A confirmation in the JSON of ``confirm``."""
-
-    recorded: CellJson
-    found: CellJson | None
-    difference: str
-    why: str
-
-
 @dataclass(frozen=True)
 class Confirmation:
     """A recorded result that was run again."""
@@ -132,15 +122,6 @@ class Confirmation:
             return f"{name}: {self.found.status}, as recorded"
         reason = short(self.found.reason.splitlines()[0] if self.found.reason else "")
         return f"{name}: {self.difference}: {reason}"
-
-    def to_json(self) -> ConfirmationJson:
-        """The field ``found`` is null if it could not be run."""
-        return {
-            "recorded": self.recorded.of_releases(),
-            "found": self.found.of_releases() if self.found else None,
-            "difference": self.difference,
-            "why": self.why,
-        }
 
 
 def confirm(

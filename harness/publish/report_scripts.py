@@ -16,12 +16,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Lane
 from harness.bugs.pins import describe
-from harness.bugs.results import CellJson, Result, Status
+from harness.bugs.results import Result, Status
 from harness.publish.confirmations import key
 from harness.rank import shims
 from harness.releases import overlay, resolution
@@ -38,11 +37,12 @@ RIGHT, WRONG = 0, 3
 SAYS = {RIGHT: ("right", Status.NOT_AFFECTED), WRONG: ("WRONG", Status.AFFECTED)}
 """How the last line of a script begins, by exit code, and what it says of the releases."""
 AGREES, CONTRADICTS, NO_ANSWER = "agrees", "contradicts", "does not answer"
-EXIT_CODES = {
+ANSWERS = {
     AGREES: ExitCode.AS_EXPECTED,
     CONTRADICTS: ExitCode.NOT_AS_EXPECTED,
     NO_ANSWER: ExitCode.INCONCLUSIVE,
 }
+"""The exit code of each answer."""
 LIMIT = 300.0
 """Seconds for a script."""
 ABORTED = "terminate called without an active exception"
@@ -93,17 +93,6 @@ def drawn(cells: Iterable[Result], day: str, most: int | None = None) -> list[Re
     return [by_scenario[name] for name in sorted(names)]
 
 
-class ReproductionJson(TypedDict):
-    """An entry of the JSON of ``confirm --reports``."""
-
-    recorded: CellJson
-    status: str
-    answer: str
-    line: str
-    lines: int
-    seconds: float
-
-
 @dataclass(frozen=True)
 class Reproduction:
     """What a script says of the releases of a recorded result."""
@@ -119,31 +108,20 @@ class Reproduction:
     def __str__(self) -> str:
         name = f"{self.recorded.scenario}, {describe(self.recorded.pins)}"
         says = f"report.py {self.answer}: {self.line}"
-        cost = f"{count(self.lines_of_code, 'line')}, {self.seconds:.1f} s"
-        return f"{name}: {self.recorded.status}; {says} ({cost})"
-
-    @property
-    def lines_of_code(self) -> int:
-        """The lines of the script, without blank ones."""
         script = catalog.folder(self.recorded.scenario) / catalog.REPORT_SCRIPT
-        return sum(not line.isspace() for line in script.open(encoding="utf-8"))
-
-    def to_json(self) -> ReproductionJson:
-        """``lines`` are those of the script, without blank ones, and ``line`` is what it says."""
-        return {
-            "recorded": self.recorded.of_releases(),
-            "status": str(self.status),
-            "answer": self.answer,
-            "line": self.line,
-            "lines": self.lines_of_code,
-            "seconds": round(self.seconds, 2),
-        }
+        lines = sum(not line.isspace() for line in script.open(encoding="utf-8"))
+        cost = f"{count(lines, 'line')}, {self.seconds:.1f} s"
+        return f"{name}: {self.recorded.status}; {says} ({cost})"
 
     @property
     def answer(self) -> str:
         if not self.status.certain:
             return NO_ANSWER
         return AGREES if self.status is self.recorded.status else CONTRADICTS
+
+    @property
+    def exit_code(self) -> int:
+        return ANSWERS[self.answer]
 
 
 def reproduced(cells: Sequence[Result]) -> Iterator[Reproduction]:

@@ -80,8 +80,6 @@ def _refuse(*words: object, **_: object) -> None:
         ("confirm --count 0", "0: write a whole number from 1"),
         ("confirm --count 1e3", "1e3: write a whole number"),
         (f"confirm --count {'9' * 5000}", "write a whole number from 1"),
-        ("confirm --day 2024-02-30", "2024-02-30 is not a day"),
-        ("confirm --json /proc/x", "cannot write /proc/x"),
         ("matrix scenario=bf16_clip --csv folder", "folder is a folder: name a file"),
         ("score samples --json nowhere/x", "no folder nowhere for x"),
         ("score --list nosuch", "nosuch has no effect with --list: leave it out"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,8 +14,6 @@ from harness.__main__ import main
 from harness.check import check_report, sarif
 from harness.cli._schemas import DOCUMENTS
 from harness.publish import nightly_json
-from harness.publish.confirmations import Confirmation
-from harness.publish.report_scripts import Reproduction
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.run.score.scores import Watched, score
 from harness.system.files import ROOT
@@ -28,7 +26,6 @@ from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import RANKS, Layout
 from harness.training.probe.signatures import KnownBug
-from tests.nightly_world import NO, YES, cell
 from tests.overlays import lent_packages
 from tests.schemas import SCHEMAS, complaints, violations
 
@@ -120,32 +117,6 @@ def test_score_writes_what_its_schema_says() -> None:
     assert [verdict["found"] for verdict in content] == ["detected", "no answer"]
     assert complaints("score.json", content) == []
     assert complaints("score.json", [{**content[0], "found": "perhaps"}])
-
-
-def test_confirm_writes_what_its_schema_says() -> None:
-    recorded, again = cell("0.13.2", YES), cell("0.13.2", NO)
-    differing = Confirmation(recorded, again, "not affected, recorded as affected")
-    content = json.loads(
-        json.dumps([c.to_json() for c in (differing, Confirmation(recorded, None, why="no disk"))])
-    )
-    assert complaints("confirm.json", content) == []
-    assert content[1]["found"] is None
-
-
-def test_the_answers_of_report_scripts_have_a_schema() -> None:
-    recorded = replace(cell("0.13.2", YES), scenario="bf16_clip")
-    content = json.loads(json.dumps([Reproduction(recorded, NO, "right", 1.5).to_json()]))
-    assert complaints("confirm_reports.json", content) == []
-    assert complaints("confirm.json", content)
-
-
-def test_every_option_that_writes_json_has_a_schema_and_a_row_on_the_page() -> None:
-    page = (ROOT / "docs" / "formats.md").read_text()
-    modules = (ROOT / "harness" / "cli").glob("[a-z]*.py")
-    commands = {m.stem for m in modules if '"--json"' in m.read_text()}
-    assert {"check", "grade", "list", "matrix", "watch"} < commands
-    assert commands <= set(DOCUMENTS)
-    assert [name for name in DOCUMENTS if f"(schemas/{name}.json)" not in page] == []
 
 
 def test_a_document_has_a_field_with_its_version_or_the_version_is_in_its_schema() -> None:

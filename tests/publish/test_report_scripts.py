@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from dataclasses import replace
@@ -139,7 +138,6 @@ def test_a_script_has_the_shims_and_packages_of_its_releases(
     ],
 )
 def test_confirm_reports_counts_the_answers(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
     lines: tuple[Status, ...],
@@ -154,11 +152,7 @@ def test_confirm_reports_counts_the_answers(
         for cell, status in zip(cells, lines, strict=True)
     ]
     monkeypatch.setattr(report_scripts, "reproduced", lambda _: iter(answers))
-    file = tmp_path / "answers.json"
-    assert main(["confirm", "--reports", "--json", str(file), "lane=cpu"]) == code
-    assert [each["status"] for each in json.loads(file.read_text())] == [
-        str(each) for each in lines
-    ]
+    assert main(["confirm", "--reports", "lane=cpu"]) == code
     out = " ".join(capsys.readouterr().out.split())
     assert totals in out
     assert "the scripts ran for 3 s" in out
