@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,10 @@ from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Finding, Verdict
 from harness.bugs.results import Result, RunResult, Status
-from harness.publish.history import writing
-from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult
+from harness.publish import history
+from harness.publish.history import Change, ReleaseResult, writing
 from harness.releases.index import Release
+from harness.run.suite import Done
 from tests.made_up import cell_of
 from tests.recording import RECORDED, all_recorded
 
@@ -40,40 +40,41 @@ def a_cell(scenario: str, version: str, status: Status, reason: str = "because")
     return cell_of(scenario, pins, status, reason, seconds=12.0, finding=finding)
 
 
+def the_recorded() -> list[ReleaseResult]:
+    """What is recorded of the bugs of the small history."""
+    rope = (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES))
+    cells = [a_cell("rope_zero_init", version, status) for version, status in rope]
+    cells.append(a_cell("trainer_gas_twice", "5.23.0", NO))
+    return [ReleaseResult("transformers", cell) for cell in cells]
+
+
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
-    """Write recorded results, two nightlies, and a killed nightly with ``runs``, by scenario."""
-
-    def result(night: Nightly, *cell: Any) -> ReleaseResult:
-        return ReleaseResult(night.id, "transformers", cell[1], a_cell(*cell))
-
+    """Write two nightlies, and a killed nightly with ``runs``, by scenario."""
     with writing(file) as history:
         history.add_releases(Release("transformers", v, day) for v, day in DAYS.items())
-        recorded = history.start(NightlyKind.RECORDED, "2026-11-20", "2026-11-20T00:00:00", {})
-        for version, status in (("4.36.2", YES), ("4.38.2", NO), ("5.15.1", YES), ("5.23.0", YES)):
-            history.add_results([result(recorded, "rope_zero_init", version, status)])
-        history.add_results([result(recorded, "trainer_gas_twice", "5.23.0", NO)])
-        history.finish(recorded, "2026-11-20T00:00:01")
-        earlier = history.start(NightlyKind.NIGHTLY, "2026-02-17", "2026-11-20T01:00:00", {})
-        crash = result(earlier, "trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
-        history.add_results([crash])
+        history.start("2026-02-17", "2026-11-20T01:00:00", {})
+        crash = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
+        history.add_result(ReleaseResult("transformers", crash))
         about = ("rope_zero_init", "transformers", "5.15.1", str(NO), str(YES))
-        history.set_changes(earlier, [Change("now affected", *about, f"affected again {EVIL}")])
-        history.finish(earlier, "2026-11-20T02:00:00")
-        night = history.start(NightlyKind.NIGHTLY, "2026-11-20", "2026-11-20T03:00:00", {})
+        history.set_changes([Change("now affected", *about, f"affected again {EVIL}")])
+        history.finish("2026-11-20T02:00:00")
+        history.start("2026-11-20", "2026-11-20T03:00:00", {})
         for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
-            history.add_verdict(night, RunResult(name, verdict, (), ()), 8.0, None)
-        history.finish(night, "2026-11-20T04:00:00")
-        killed = history.start(NightlyKind.NIGHTLY, "2026-11-21", "2026-11-21T03:00:00", {})
+            history.add_verdict(Done(RunResult(name, verdict, (), ()), 8.0, None))
+        history.finish("2026-11-20T04:00:00")
+        history.start("2026-11-21", "2026-11-21T03:00:00", {})
         for name, run in runs.items():
-            history.add_verdict(killed, RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run)
+            history.add_verdict(Done(RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run))
     return file
 
 
 def a_site(folder: Path) -> Path:
     """A site of the recorded runs of all bugs and a small history, made in a folder."""
     runs = all_recorded(folder / "runs", catalog.sound())
-    history, out = a_history(folder / "nights.jsonl"), folder / "site"
-    assert main(["site", "--out", str(out), "--history", str(history), "--runs", str(runs)]) == 0
+    file, out = a_history(folder / "nights.jsonl"), folder / "site"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "recorded_results", the_recorded)
+        assert main(["site", "--out", str(out), "--history", str(file), "--runs", str(runs)]) == 0
     return out
 
 

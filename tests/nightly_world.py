@@ -10,11 +10,12 @@ import pytest
 from harness.bugs.api.spec import RELEASED, Verdict
 from harness.bugs.results import Result, RunResult, Status
 from harness.publish import steps
-from harness.publish.history_rows import ReleaseResult, ScenarioResult
+from harness.publish.history import ReleaseResult
 from harness.releases import index
 from harness.releases.index import Release
 from harness.run import cells, suite
 from harness.run.run_config import RunConfig
+from harness.run.suite import Done
 from harness.system.errors import Fault
 from tests.made_up import cell_of
 
@@ -30,14 +31,13 @@ def cell(version: str, status: Status, scenario: str = SCENARIO, package: str = 
 
 
 def result(
-    version: str, status: Status, night: int = 1, scenario: str = SCENARIO, package: str = PACKAGE
+    version: str, status: Status, scenario: str = SCENARIO, package: str = PACKAGE
 ) -> ReleaseResult:
-    return ReleaseResult(night, package, version, cell(version, status, scenario, package))
+    return ReleaseResult(package, cell(version, status, scenario, package))
 
 
-def own(verdict: Verdict, night: int = 1, scenario: str = SCENARIO) -> ScenarioResult:
-    content = RunResult(scenario, verdict, ("buggy was clean",), ())
-    return ScenarioResult(night, content, 2.0, None)
+def own(verdict: Verdict, scenario: str = SCENARIO) -> Done:
+    return Done(RunResult(scenario, verdict, ("buggy was clean",), ()), 2.0, None)
 
 
 def release(version: str, day: str, yanked: bool = False, package: str = PACKAGE) -> Release:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.bugs import catalog, periods, pins, remedies, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, UNDECIDED, Lane, Outcome, Scenario, Verdict
-from harness.cli import pages
+from harness.publish import markdown_pages
 from harness.rank import run_folder
 from harness.releases import locks, resolution
 from harness.run.grade import grade
@@ -186,11 +186,11 @@ def _refuse_unfinished(file: Path) -> None:
 
 def page(name: str, scenario: Scenario) -> str:
     """``README.md`` is up to date, and its section written by hand is not empty"""
-    file = catalog.folder(name) / pages.PAGE
+    file = catalog.folder(name) / markdown_pages.PAGE
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    if text != pages.page(name):
+    if text != markdown_pages.of_bug(name):
         raise Missing(f"README.md is out of date: python -m harness pages {name}")
-    written = text.partition(pages.BY_HAND)[2].partition(pages.END)[0].strip()
+    written = text.partition(markdown_pages.BY_HAND)[2].partition(markdown_pages.END)[0].strip()
     if not written:
         raise Missing("nothing is written between the marks 'by hand'")
     return count(len(written.splitlines()), "line") + " by hand"

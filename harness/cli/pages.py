@@ -21,8 +21,6 @@ from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
 from harness.system.terminal import terminal
 
-PAGE = "README.md"
-"""The page of a scenario, in its folder."""
 DOCS = ROOT / "docs"
 WHOLE = {
     "alive.md": markdown_pages.of_living,
@@ -34,7 +32,6 @@ WHOLE = {
 """Files of docs/ that are written as a whole."""
 ADDRESSED = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted(DOCS.glob("*.md"))]
 """The documents that name the address of the repository."""
-BY_HAND, END = "<!-- by hand -->", "<!-- end of by hand -->"
 
 
 def main(arguments: list[str]) -> int:
@@ -53,9 +50,9 @@ def main(arguments: list[str]) -> int:
 def write(names: Iterable[str]) -> None:
     """Update the pages of scenarios and of docs/. While a scenario is broken, docs/ stays as it is:
     its pages would lack the bug."""
-    texts = {name: page(name) for name in names}
+    texts = {name: markdown_pages.of_bug(name) for name in names}
     for name, text in texts.items():
-        write_whole(catalog.folder(name) / PAGE, text)
+        write_whole(catalog.folder(name) / markdown_pages.PAGE, text)
     if names and ADDRESSED[0].is_file():
         for file in ADDRESSED:
             text = file.read_text(encoding="utf-8")
@@ -87,16 +84,3 @@ def _write_docs() -> None:
     for name in docs_tables.PARTS:
         if (file := DOCS / name).is_file():
             write_whole(file, docs_tables.updated(name, file.read_text(encoding="utf-8")))
-
-
-def page(name: str) -> str:
-    """A scenario's page, with the section that is written by hand."""
-    return markdown_pages.of_bug(name, _by_hand(name))
-
-
-def _by_hand(name: str) -> str:
-    file = catalog.folder(name) / PAGE
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    _, begin, tail = text.partition(BY_HAND)
-    section = tail.partition(END)[0].strip("\n") if begin else ""
-    return "\n".join([BY_HAND, *([section] if section else []), END])

@@ -20,7 +20,7 @@ from harness.cli import Arguments
 from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting, whole_number
 from harness.publish import nightly_json, report
 from harness.publish.history import writing
-from harness.publish.steps import NightlyState, Summary, read_index, today, watch
+from harness.publish.steps import Watch, read_index, today, watch
 from harness.releases import sources
 from harness.releases.sources import Source
 from harness.run import command_line
@@ -75,25 +75,18 @@ def main(arguments: list[str]) -> int:
     configs = configs_of(options.overrides)
     refuse_without_torch("watch")
     checkouts = [_source(word) for word in options.source]
-    summary = _watch(options.history, configs, options.confirm, checkouts)
-    report.write(summary, files)
-    return summary.exit_code
-
-
-def _watch(
-    file: Path, configs: Sequence[RunConfig], most: int, checkouts: Sequence[Source]
-) -> Summary:
-    """Run today's nightly, and report it."""
-    console, day = terminal(), today()
-    with writing(file) as history:
+    console, night = terminal(), today()
+    with writing(options.history) as history:
         index = read_index(configs, console)
         names = count(len(configs), "scenario") if len(configs) > 1 else configs[0].scenario
-        console.print(f"nightly of {day}: {names}", style="bold")
+        console.print(f"nightly of {night}: {names}", style="bold")
         for source in checkouts:
             console.print(str(source))
-        summary = watch(NightlyState(history, day, configs, index, console, most, checkouts))
-        report.show(console, summary)
-    return summary
+        nightly = Watch(history, night, configs, index, console, options.confirm, checkouts)
+        watch(nightly)
+        report.show(console, nightly)
+    report.write(nightly, files)
+    return nightly.exit_code
 
 
 def _source(word: str) -> Source:

@@ -10,8 +10,9 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
 from harness.bugs.pins import is_source
 from harness.bugs.results import Status
-from harness.publish.history_rows import Change, ReleaseResult, ScenarioResult, newest_certain
+from harness.publish.history import Change, ReleaseResult, newest_certain, why
 from harness.releases.index import Release
+from harness.run.suite import Done
 from harness.system.text import short
 
 NOW_AFFECTED = "now affected"
@@ -47,7 +48,7 @@ def of_releases(
     changes = []
     for result in sorted(tonight, key=_order):
         previous = earlier.get(result.key)
-        lower = _lower(result, newest_results.values())
+        lower = _lower(result, newest_results.values(), earlier.values())
         if kind := _kind(result, previous, lower):
             reference = _reference(kind, previous, lower)
             changes.append(_change(kind, result, reference, releases, day))
@@ -58,20 +59,28 @@ def _order(result: ReleaseResult) -> tuple[str, str, Version]:
     return result.cell.scenario, result.package, Version(result.version)
 
 
-def _lower(result: ReleaseResult, results: Iterable[ReleaseResult]) -> list[ReleaseResult]:
+def _lower(
+    result: ReleaseResult, results: Iterable[ReleaseResult], earlier: Iterable[ReleaseResult]
+) -> list[ReleaseResult]:
     """The results of lower releases for the same scenario and package, nearest first. For a source,
     the sources of earlier nightlies come before them, newest first."""
     scenario, package, version = _order(result)
-    of_package = [one for one in results if one.key[:2] == (scenario, package)]
-    releases = [one for one in of_package if not is_source(one.version)]
-    below = [one for one in releases if Version(one.version) < version]
-    earlier = [one for one in of_package if one not in releases and one.nightly < result.nightly]
-    if not is_source(result.version):
-        earlier = []
-    return [
-        *sorted(earlier, key=lambda one: one.nightly, reverse=True),
-        *sorted(below, key=_order, reverse=True),
+    releases = [
+        one
+        for one in results
+        if one.key[:2] == (scenario, package)
+        and not is_source(one.version)
+        and Version(one.version) < version
     ]
+    sources = [
+        one
+        for one in earlier
+        if is_source(result.version)
+        and one.key[:2] == (scenario, package)
+        and is_source(one.version)
+        and one.key != result.key
+    ]
+    return [*reversed(sources), *sorted(releases, key=_order, reverse=True)]
 
 
 def _kind(
@@ -109,7 +118,6 @@ def _change(
     kind: str, result: ReleaseResult, reference: ReleaseResult, releases: Releases, day: str
 ) -> Change:
     cell = result.cell
-    message = _MESSAGES[kind](result, reference, _name(result, releases), day)
     return Change(
         kind,
         cell.scenario,
@@ -117,63 +125,38 @@ def _change(
         result.version,
         str(reference.cell.status),
         str(cell.status),
-        f"{message} {SEE}{command(result)}",
+        f"{_message(kind, result, reference, _name(result, releases), day)} {SEE}{command(result)}",
     )
 
 
-def _now_affected(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
-    scenario = catalog.scenario(result.cell.scenario)
-    remedy = scenario.remedy or f"use {result.package} {reference.version}"
-    return (
-        f"{name} is affected by {result.cell.scenario}; {reference.version} was not. "
-        f"{scenario.title[:1].upper()}{scenario.title[1:]}. Only with {scenario.trigger}. "
-        f"What to do: {remedy}. First seen in the nightly of {day}."
-    )
-
-
-def _no_longer_affected(
-    result: ReleaseResult, reference: ReleaseResult, name: str, day: str
+def _message(
+    kind: str, result: ReleaseResult, reference: ReleaseResult, name: str, day: str
 ) -> str:
-    return f"{name} is not affected by {result.cell.scenario}; {reference.version} was."
-
-
-def _not_certain(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
-    title = catalog.scenario(result.cell.scenario).title
-    return (
-        f"{name} is {result.cell.status} for {result.cell.scenario}; {reference.version} was "
-        f"{reference.cell.status}. Reason: {_reason(result)} Until a run succeeds, it is not known "
-        f"whether this release has the bug: {title}. First seen in the nightly of {day}."
-    )
-
-
-def _unsupported(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
-    return (
-        f"{name} cannot be tested for {result.cell.scenario} on this machine; "
-        f"{reference.version} was {reference.cell.status}. Reason: {_reason(result)} Run the "
-        "nightly on a machine that supports it."
-    )
-
-
-def _certain_again(result: ReleaseResult, reference: ReleaseResult, name: str, day: str) -> str:
-    return (
-        f"{name} has a status for {result.cell.scenario} again: {result.cell.status}. "
-        f"{reference.version} was {reference.cell.status}."
-    )
-
-
-def _reason(result: ReleaseResult) -> str:
-    """The reason of a result, as a sentence."""
-    text = short(result.cell.reason, 160) or "none was given"
-    return text if text.endswith(".") else f"{text}."
-
-
-_MESSAGES = {
-    NOW_AFFECTED: _now_affected,
-    NO_LONGER_AFFECTED: _no_longer_affected,
-    NO_LONGER_CERTAIN: _not_certain,
-    UNSUPPORTED_HERE: _unsupported,
-    CERTAIN_AGAIN: _certain_again,
-}
+    scenario = catalog.scenario(result.cell.scenario)
+    bug, status, version = result.cell.scenario, result.cell.status, reference.version
+    was = f"{version} was {reference.cell.status}."
+    reason = (short(result.cell.reason, 160) or "none was given").removesuffix(".")
+    if kind == NOW_AFFECTED:
+        return (
+            f"{name} is affected by {bug}; {version} was not. "
+            f"{scenario.title[:1].upper()}{scenario.title[1:]}. Only with {scenario.trigger}. "
+            f"What to do: {scenario.remedy or f'use {result.package} {version}'}. First seen in "
+            f"the nightly of {day}."
+        )
+    if kind == NO_LONGER_AFFECTED:
+        return f"{name} is not affected by {bug}; {version} was."
+    if kind == NO_LONGER_CERTAIN:
+        return (
+            f"{name} is {status} for {bug}; {was} Reason: {reason}. Until a run succeeds, it "
+            f"is not known whether this release has the bug: {scenario.title}. First seen in "
+            f"the nightly of {day}."
+        )
+    if kind == UNSUPPORTED_HERE:
+        return (
+            f"{name} cannot be tested for {bug} on this machine; {was} Reason: {reason}. Run "
+            "the nightly on a machine that supports it."
+        )
+    return f"{name} has a status for {bug} again: {status}. {was}"
 
 
 def _name(result: ReleaseResult, releases: Releases) -> str:
@@ -190,39 +173,32 @@ def command(result: ReleaseResult) -> str:
     )
 
 
-def of_ours(
-    tonight: Sequence[ScenarioResult], before: Sequence[ScenarioResult], day: str
-) -> list[Change]:
+def of_ours(tonight: Iterable[Done], before: Sequence[Done], day: str) -> list[Change]:
     """Which of our scenarios no longer reproduce, or reproduce again.
 
-    ``before`` has the results of earlier nightlies. A scenario without an earlier result counts as
+    ``before`` has the runs of earlier nightlies. A scenario without an earlier run counts as
     reproduced, since the catalogue has only scenarios that reproduce.
     Inconclusive and unsupported verdicts do not count.
     """
+    clear = (Verdict.REPRODUCED, Verdict.NOT_REPRODUCED)
     changes = []
-    for result in tonight:
-        earlier = [old.verdict for old in before if old.scenario == result.scenario]
-        last_verdict = next((v for v in reversed(earlier) if v in _CLEAR), str(Verdict.REPRODUCED))
-        if result.verdict in _CLEAR and result.verdict != last_verdict:
-            changes.append(_change_of_ours(result, last_verdict, day))
+    for result in (done.result for done in tonight):
+        earlier = [old.result.verdict for old in before if old.result.scenario == result.scenario]
+        last = next((v for v in reversed(earlier) if v in clear), Verdict.REPRODUCED)
+        if result.verdict not in clear or result.verdict is last:
+            continue
+        name, kind = result.scenario, REPRODUCES_AGAIN
+        message = f"{name} reproduces again."
+        if result.verdict is Verdict.NOT_REPRODUCED:
+            kind = NO_LONGER_REPRODUCES
+            message = (
+                f"{name} no longer reproduces on the releases that it pins: "
+                f"{why(result) or 'see its run'}. These releases did not change, so torch, the "
+                f"machine or this harness did. First seen in the nightly of {day}."
+            )
+        message = f"{message} {SEE}python -m harness run scenario={name}"
+        changes.append(Change(kind, name, None, None, str(last), str(result.verdict), message))
     return changes
-
-
-_CLEAR = (str(Verdict.REPRODUCED), str(Verdict.NOT_REPRODUCED))
-
-
-def _change_of_ours(result: ScenarioResult, last_verdict: str, day: str) -> Change:
-    name, verdict = result.scenario, result.verdict
-    see = f"{SEE}python -m harness run scenario={name}"
-    if verdict == str(Verdict.REPRODUCED):
-        message = f"{name} reproduces again. {see}"
-        return Change(REPRODUCES_AGAIN, name, None, None, last_verdict, verdict, message)
-    message = (
-        f"{name} no longer reproduces on the releases that it pins: "
-        f"{result.reasons or 'see its run'}. These releases did not change, so torch, the machine "
-        f"or this harness did. First seen in the nightly of {day}. {see}"
-    )
-    return Change(NO_LONGER_REPRODUCES, name, None, None, last_verdict, verdict, message)
 
 
 def of_yanked(

@@ -62,7 +62,7 @@ def limits(limits: Mapping[str, float], along: str = "y") -> list[Any]:
     if not limits:
         return []
     levels = [{"name": name, "level": level} for name, level in limits.items()]
-    base = alt.Chart(alt.Data(values=levels))
+    base = alt.Chart(alt.InlineData(values=levels))
     hover = [alt.Tooltip("name:N", title="limit"), alt.Tooltip("level:Q", title="at")]
     base = base.encode(**{along: "level:Q"}, tooltip=hover)
     words = {"align": "right", "dx": -4, "fontStyle": "italic", "color": "var:--ink"}
@@ -114,25 +114,7 @@ def make_chart(
 def _spec(drawn: Any, summary: str) -> Spec:
     spec: Spec = drawn.properties(description=summary).to_dict(validate=False)
     spec.pop("config", None)  # the page has its own, for its colour scheme
-    tables: dict[str, list[Any]] = {}
-    _name_the_data(spec, tables)
-    return spec | {"datasets": tables}
-
-
-def _name_the_data(part: Any, tables: dict[str, list[Any]]) -> None:
-    """Name the rows, so that layers with the same rows share them."""
-    if isinstance(part, list):
-        for child in part:
-            _name_the_data(child, tables)
-    elif isinstance(part, dict):
-        rows = part.get("data", {}).get("values")
-        if rows is not None:
-            name = next((n for n, same in tables.items() if same == rows), f"rows{len(tables)}")
-            tables[name] = rows
-            part["data"] = {"name": name}
-        for key, child in part.items():
-            if key != "data":
-                _name_the_data(child, tables)
+    return spec
 
 
 def text(value: Any) -> str:
@@ -151,18 +133,14 @@ def _lines(picture: Lines) -> Chart:
     points = [(name, x, finite(y)) for name, x, y in picture.points]
     names = names_of(name for name, *_ in points)
     levels = [*(y for *_, y in points if y is not None), *picture.limits.values()]
-    decades = _decades(levels) if picture.log else None
-    positions = [at for _, at, _ in points]
     x = alt.X(
         "x:Q",
         scale=alt.Scale(zero=False, nice=False),
-        axis=plain_axis(picture.x, positions, grid=False, tickCount=10),
+        axis=plain_axis(picture.x, [at for _, at, _ in points], grid=False, tickCount=10),
     )
-    y = _upright(picture.y, decades)
-    rows = [
-        {"name": name, "x": at, "y": _lifted(value, decades), "value": value}
-        for name, at, value in points
-    ]
+    y = _by_magnitude(picture.y, levels) if picture.log else None
+    y = y or alt.Y("value:Q", axis=plain_axis(picture.y, tickCount=6))
+    rows = [{"name": name, "x": at, "value": value} for name, at, value in points]
     drawn = alt.layer(
         *_traces(picture, rows, names, x, y), *limits(picture.limits), *_marks(picture.marks)
     ).properties(width="container", height=TALL)
@@ -172,7 +150,7 @@ def _lines(picture: Lines) -> Chart:
 
 def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any, y: Any) -> Any:
     """The lines, and their points with tooltips."""
-    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x, y=y)
     longest = max((sum(row["name"] == name for row in rows) for name in names), default=0)
     few = longest <= FEW_POINTS
     legend = alt.Undefined if few else alt.Legend(symbolType="stroke")
@@ -195,7 +173,7 @@ def _marks(marks: Sequence[tuple[str, float]]) -> list[Any]:
     if not marks:
         return []
     events = [{"name": name, "at": at, "line": n % 3} for n, (name, at) in enumerate(marks)]
-    base = alt.Chart(alt.Data(values=events)).encode(x="at:Q", tooltip="name:N")
+    base = alt.Chart(alt.InlineData(values=events)).encode(x="at:Q", tooltip="name:N")
     words = [
         base.transform_filter(f"datum.line == {line}")
         .mark_text(align="left", baseline="top", dx=4, fontStyle="italic", color="var:--ink")
@@ -205,52 +183,24 @@ def _marks(marks: Sequence[tuple[str, float]]) -> list[Any]:
     return [base.mark_rule(strokeWidth=1, strokeDash=[2, 3], color="var:--ink"), *words]
 
 
-@dataclass(frozen=True)
-class Decades:
-    """A logarithmic axis from a power of ten up to the greatest value. If there are zeros, they are
-    drawn at the lowest power."""
-
-    bottom: int
-    greatest: float
-    zero: bool
-
-    @property
-    def foot(self) -> float:
-        return float(10.0**self.bottom)
-
-    @property
-    def ticks(self) -> list[float]:
-        """Powers of ten, at most eight or so."""
-        top = math.floor(math.log10(self.greatest))
-        stride = max(1, math.ceil((top - self.bottom) / 7))
-        return [float(10.0**power) for power in range(self.bottom, top + 1, stride)]
-
-
-def _decades(levels: Sequence[float]) -> Decades | None:
-    """None if a logarithmic axis is not possible: no value is above 0, or one is below."""
+def _by_magnitude(title: str, levels: Sequence[float]) -> Any:
+    """A logarithmic axis that has room for 0. None if no value is above 0, or one is below."""
     above = [level for level in levels if level > 0]
     if not above or min(levels) < 0:
         return None
-    zero = min(levels) == 0
-    return Decades(math.floor(math.log10(min(above))) - zero, max(above), zero)
-
-
-def _lifted(value: float | None, decades: Decades | None) -> float | None:
-    return value if value is None or decades is None else max(value, decades.foot)
-
-
-def _upright(title: str, decades: Decades | None) -> Any:
-    """The axis of the values."""
-    if decades is None:
-        return alt.Y("y:Q", axis=plain_axis(title, tickCount=6))
-    power = (
-        "datum.value >= 9e-5 && datum.value < 2e5 ? format(datum.value, ',.1~r') "
-        ": format(datum.value, '.0~e')"
+    first, last = (math.floor(math.log10(end)) for end in (min(above), max(above)))
+    stride = max(1, math.ceil((last - first) / 7))
+    powers = [float(10.0**power) for power in range(first, last + 1, stride)]
+    foot = 0.0 if 0 in levels else powers[0]
+    label = (
+        "datum.value == 0 ? '0' : datum.value >= 9e-5 && datum.value < 2e5 "
+        "? format(datum.value, ',.1~r') : format(datum.value, '.0~e')"
     )
-    at_foot = f"datum.value < {decades.foot * 1.01!r} ? '0' : ({power})"
-    scale = alt.Scale(type="log", domain=[decades.foot, 2 * decades.greatest], nice=False)
-    axis = alt.Axis(values=decades.ticks, labelExpr=at_foot if decades.zero else power)
-    return alt.Y("y:Q", title=title or None, scale=scale, axis=axis)
+    scale = alt.Scale(
+        type="symlog", constant=powers[0] / 2, domain=[foot, 2 * max(above)], nice=False
+    )
+    axis = alt.Axis(values=sorted({foot, *powers}), labelExpr=label)
+    return alt.Y("value:Q", title=title or None, scale=scale, axis=axis)
 
 
 FILLED = [1.0, 0.25, 0.65, 0.45, 0.85, 0.1]
@@ -269,7 +219,7 @@ def _bars(picture: Bars) -> Chart:
         alt.Tooltip("name:N", title="of"),
         alt.Tooltip("value:Q", title=picture.x or "value", format=".5~g"),
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=alt.Y("name:N", title=None, sort=names), yOffset=alt.YOffset("variant:N", sort=variants)
     )
     bars = base.mark_bar(strokeWidth=1.5).encode(
@@ -319,7 +269,7 @@ def _panel(picture: Grid, fields: Sequence[tuple[Any, ...]], colour: Any, words:
         for _, x, y, value in fields
     ]
     few = len(across) <= FEW_COLUMNS
-    base = alt.Chart(alt.Data(values=rows)).encode(
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X(
             "x:N",
             sort=across,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,15 +36,17 @@ class Document:
     @property
     def file(self) -> str:
         """The path of its page in the site."""
-        return address(self.path)
+        return address(self.path) or self.path
 
 
-def documents(repository: str) -> Iterator[Document]:
-    """All documents; an installed package has none. ``repository`` has all other files."""
+def documents(repository: str, generated: Mapping[str, str]) -> Iterator[Document]:
+    """All documents of the checkout; an installed package has only those that are ``generated``,
+    by their path. ``repository`` has all other files."""
     files = [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / FOLDER).rglob("*.md"))]
-    for file in files:
-        if file.is_file():
-            yield _rendered(file.relative_to(ROOT).as_posix(), file.read_text("utf-8"), repository)
+    paths = [file.relative_to(ROOT).as_posix() for file in files if file.is_file()]
+    for path in dict.fromkeys([*paths, *generated]):
+        text = generated.get(path) or (ROOT / path).read_text("utf-8")
+        yield rendered(path, text, repository)
 
 
 def pictures() -> Iterator[tuple[str, bytes]]:
@@ -53,10 +55,17 @@ def pictures() -> Iterator[tuple[str, bytes]]:
         yield f"{FOLDER}/pictures/{file.name}", file.read_bytes()
 
 
-def address(path: str) -> str:
-    """The path of a document's page in the site."""
-    inside = posixpath.relpath(path, FOLDER) if path.startswith(f"{FOLDER}/") else path
-    return f"{FOLDER}/{Path(inside).with_suffix('.html').as_posix()}"
+def address(path: str) -> str | None:
+    """The path in the site of a file of the checkout; None if the site does not have it."""
+    if bug := re.fullmatch(r"scenarios/\w+/(\w+)(/README\.md)?", path):
+        return f"bugs/{bug[1]}.html"
+    if path.startswith(f"{FOLDER}/pictures/"):
+        return path
+    if path in OUTSIDE:
+        return f"{FOLDER}/{Path(path).stem}.html"
+    if path.startswith(f"{FOLDER}/") and path.endswith(".md"):
+        return str(Path(path).with_suffix(".html"))
+    return None
 
 
 def slug(text: str) -> str:
@@ -64,7 +73,8 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 
 
-def _rendered(path: str, text: str, repository: str) -> Document:
+def rendered(path: str, text: str, repository: str) -> Document:
+    """A Markdown file of the checkout as a page; ``repository`` has the files that have none."""
     parser = MarkdownIt("commonmark").enable("table")
     tokens = parser.parse(text)
     title, headings = "", []
@@ -97,13 +107,6 @@ def _target(target: str, path: str, repository: str) -> str:
         return target
     file, mark, anchor = target.partition("#")
     whole = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
-    folder = posixpath.dirname(address(path))
-    if bug := re.fullmatch(r"scenarios/\w+/(\w+)(/README\.md)?", whole):
-        destination = f"bugs/{bug[1]}.html"
-    elif whole in OUTSIDE or (whole.startswith(f"{FOLDER}/") and whole.endswith(".md")):
-        destination = address(whole)
-    elif whole.startswith(f"{FOLDER}/pictures/"):
-        destination = whole
-    else:
-        return f"{repository}/blob/main/{whole}{mark}{anchor}"
-    return posixpath.relpath(destination, folder) + mark + anchor
+    if page := address(whole):
+        return posixpath.relpath(page, posixpath.dirname(address(path) or "")) + mark + anchor
+    return f"{repository}/blob/main/{whole}{mark}{anchor}"

@@ -1,171 +1,195 @@
 """The history: all nightlies in one file of JSON lines. The site is made from it.
 
-Before its first nightly it gets the results that come with the harness. Each line is written as
-soon as it is known: a nightly that was killed loses no finished result, and the next one continues
-it. A later line about the same thing replaces an earlier one, so lines are only appended.
+Each line is written as soon as it is known, and belongs to the nightly that started before it: a
+nightly that was killed loses no finished result, and the next one continues it. A later line about
+the same thing replaces an earlier one, so lines are only appended.
+
+The results that come with the harness are not in it: they are older than its nightlies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.bugs import catalog, pins, result_file
 from harness.bugs.api.spec import Scenario, Verdict
+from harness.bugs.pins import describe
 from harness.bugs.results import Result, RunResult
-from harness.publish.history_rows import (
-    Change,
-    Nightly,
-    NightlyKind,
-    ReleaseResult,
-    ScenarioResult,
-    newest_certain,
-)
 from harness.releases.index import Release
+from harness.run.suite import Done
 from harness.system import files, lines
 from harness.system.errors import Inconclusive, UserError
 from harness.system.files import locked, refuse_without_folder
 from harness.system.text import one_line
 
-K = TypeVar("K")
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class ReleaseResult:
+    """The cell of one release of a package."""
+
+    package: str
+    cell: Result
+
+    @property
+    def version(self) -> str:
+        return self.cell.pins[self.package]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The scenario, the package, the version."""
+        return self.cell.scenario, self.package, self.version
+
+    @property
+    def others(self) -> str:
+        """The other pins of the run, in words; empty if there are none."""
+        others = {n: version for n, version in self.cell.pins.items() if n != self.package}
+        return describe(others) if others else ""
+
+    @property
+    def reason(self) -> str:
+        """The first line of the cell's reason."""
+        return (self.cell.reason.splitlines() or [""])[0]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A status or a verdict that differs from an earlier one."""
+
+    kind: str
+    scenario: str
+    package: str | None
+    """None for a change of our own scenario."""
+    version: str | None
+    before: str | None
+    after: str
+    message: str
+
+
+@dataclass
+class Nightly:
+    """One run of ``watch``: where it ran, and what it gave."""
+
+    day: str
+    """The day (ISO), in UTC."""
+    started: str
+    """Time of its start, ISO, in UTC."""
+    facts: Mapping[str, Any]
+    """The machine, the harness's commit, and whether there was a network."""
+    ended: str | None = None
+    """None while it runs, or if it was killed."""
+    tested: dict[tuple[str, str, str], ReleaseResult] = field(default_factory=dict)
+    """The results of releases, by ``ReleaseResult.key``."""
+    ours: dict[str, Done] = field(default_factory=dict)
+    """The runs of our own scenarios, buggy and fixed, by name."""
+    changes: list[Change] = field(default_factory=list)
+    confirmed: set[tuple[str, str]] = field(default_factory=set)
+    """The recorded results that were run again, by ``confirmations.key``."""
+
+    @property
+    def name(self) -> str:
+        """Its day and time: a day may have several."""
+        return f"{self.day} {self.started[11:16]}"
+
+    @property
+    def results(self) -> list[ReleaseResult]:
+        """The results of releases, by scenario and package, each package in the order of tests."""
+        return sorted(self.tested.values(), key=lambda result: result.key[:2])
+
+    @property
+    def seconds(self) -> float:
+        """The sum of the wall seconds of its runs."""
+        fresh = [each.cell.seconds for each in self.tested.values() if not each.cell.stored]
+        return sum(fresh) + sum(done.seconds for done in self.ours.values())
 
 
 class History:
-    """An open history file. All lists have the oldest first.
-
-    Each query first reads the lines that were appended since the last one, also by another process.
-    """
+    """The content of a history file. All lists have the oldest first."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._offset = 0
-        self._nightlies: dict[int, Nightly] = {}
-        self._releases: dict[tuple[str, str], Release] = {}
-        self._results: dict[tuple[int, str, str, str], ReleaseResult] = {}
-        self._verdicts: dict[tuple[int, str], ScenarioResult] = {}
-        self._changes: dict[int, list[Change]] = {}
-        self._confirmations: dict[tuple[int, str, str], None] = {}
+        self.nightlies: list[Nightly] = []
+        self.releases: dict[tuple[str, str], Release] = {}
+        """By package and version."""
         self._read()
 
-    def start(self, kind: NightlyKind, day: str, started: str, facts: Mapping[str, Any]) -> Nightly:
-        """A nightly to write to: the unfinished one of this kind, or a new one.
+    @property
+    def newest(self) -> Nightly:
+        """The nightly that lines are added to."""
+        return self.nightlies[-1]
+
+    def results(self) -> list[ReleaseResult]:
+        """The results of releases of all nightlies."""
+        return [result for nightly in self.nightlies for result in nightly.results]
+
+    def start(self, day: str, started: str, facts: Mapping[str, Any]) -> None:
+        """Start a nightly, or continue the newest one if it has not ended.
 
         The days of a history only increase: raises Inconclusive for an earlier day.
         """
-        nightlies = self.nightlies()
-        previous = next((each for each in reversed(nightlies) if each.kind is kind), None)
-        if previous and day < previous.day:
+        if self.nightlies and day < self.newest.day:
             raise Inconclusive(
-                f"{self.file.name} has a nightly of {previous.day}, which is later than {day}: is "
-                "this machine's clock right?"
+                f"{self.file.name} has a nightly of {self.newest.day}, which is later than {day}: "
+                "is this machine's clock right?"
             )
-        resume = previous is not None and previous.ended is None
-        number = previous.id if previous and resume else len(nightlies) + 1
-        nightly = Nightly(number, kind, day, started, None, facts)
-        self._append("nightly", [vars(nightly)])
-        return nightly
+        self._append("nightly", [{"day": day, "started": started, "facts": facts}])
 
-    def finish(self, nightly: Nightly, ended: str) -> None:
-        """Note that a nightly has finished."""
-        self._append("nightly", [vars(replace(nightly, ended=ended))])
+    def finish(self, ended: str) -> None:
+        """Note that the newest nightly has finished."""
+        self._append("ended", [ended])
 
     def add_releases(self, releases: Iterable[Release]) -> None:
         """Add releases, or what has changed of them; those that the index no longer names stay as
         they are."""
-        self._read()
-        news = [r for r in releases if self._releases.get((r.package, r.version)) != r]
-        names = [field.name for field in fields(Release) if field.compare]
-        rows = [{name: getattr(release, name) for name in names} for release in news]
-        self._append("release", rows)
+        news = [r for r in releases if self.releases.get((r.package, r.version)) != r]
+        names = [each.name for each in fields(Release) if each.compare]
+        self._append("release", [{name: getattr(r, name) for name in names} for r in news])
 
-    def add_results(self, results: Iterable[ReleaseResult]) -> None:
-        """Add results of releases: all of them, or none."""
-        self._append("result", [vars(r) | {"cell": r.cell.to_json()} for r in results])
+    def add_result(self, result: ReleaseResult) -> None:
+        """Add the result of a release."""
+        self._append("result", [{"package": result.package, "cell": result.cell.to_json()}])
 
-    def add_verdict(
-        self, nightly: Nightly, result: RunResult, seconds: float, run: Path | None
-    ) -> None:
-        """Add the verdict of one of our own scenarios."""
+    def add_verdict(self, done: Done) -> None:
+        """Add the run of one of our own scenarios."""
         content = {
-            "nightly": nightly.id,
-            "scenario": result.scenario,
-            "verdict": result.verdict,
-            "reasons": result.reasons,
-            "trials": [trial.to_json() for trial in result.trials],
-            "seconds": seconds,
-            "run": str(run) if run else None,
+            "scenario": done.result.scenario,
+            "verdict": done.result.verdict,
+            "reasons": done.result.reasons,
+            "trials": [trial.to_json() for trial in done.result.trials],
+            "seconds": done.seconds,
+            "run": str(done.folder) if done.folder else None,
         }
         self._append("verdict", [content])
 
-    def add_confirmation(self, nightly: Nightly, scenario: str, pins: str) -> None:
+    def add_confirmation(self, scenario: str, pins: str) -> None:
         """Note that a recorded result was run again, with its releases as JSON."""
-        self._append("confirmation", [[nightly.id, scenario, pins]])
+        self._append("confirmation", [[scenario, pins]])
 
-    def set_changes(self, nightly: Nightly, changes: Iterable[Change]) -> None:
-        """Replace the changes of a nightly."""
-        self._append("changes", [[nightly.id, [change.to_json() for change in changes]]])
-
-    def nightlies(self) -> list[Nightly]:
-        """All nightlies, with the recorded results as one of them."""
-        self._read()
-        return list(self._nightlies.values())
-
-    def releases(self, package: str | None = None) -> list[Release]:
-        """The releases of a package, or of all, by their day."""
-        self._read()
-        selection = (r for r in self._releases.values() if package in (None, r.package))
-        return sorted(selection, key=lambda release: (release.day, release.package))
-
-    def results(
-        self, nightly: int | None = None, scenario: str | None = None
-    ) -> list[ReleaseResult]:
-        """The results of releases, of all or one nightly, of all or one scenario."""
-        self._read()
-        return _selected(self._results, nightly, scenario)
-
-    def newest_results(self, scenario: str) -> dict[tuple[str, str], ReleaseResult]:
-        """By package and version: the newest certain result, otherwise the newest one."""
-        results = newest_certain(self.results(scenario=scenario))
-        return {key[1:]: result for key, result in results.items()}
-
-    def verdicts(
-        self, nightly: int | None = None, scenario: str | None = None
-    ) -> list[ScenarioResult]:
-        """The results of our own scenarios."""
-        self._read()
-        return _selected(self._verdicts, nightly, scenario)
-
-    def changes(self, nightly: int | None = None) -> list[tuple[int, Change]]:
-        """The changes, each with the number of its nightly."""
-        self._read()
-        numbers = sorted(number for number in self._changes if nightly in (None, number))
-        return [(number, change) for number in numbers for change in self._changes[number]]
-
-    def confirmations(self) -> list[tuple[int, str, str]]:
-        """The nightly, the scenario and the releases of each result that was run again."""
-        self._read()
-        return sorted(self._confirmations, key=lambda confirmation: confirmation[0])
+    def set_changes(self, changes: Iterable[Change]) -> None:
+        """Replace the changes of the newest nightly."""
+        self._append("changes", [[vars(change) for change in changes]])
 
     def _append(self, kind: str, contents: Iterable[Any]) -> None:
+        contents = list(contents)
         with files.writing(self.file, "--history"):
             lines.append(self.file, [{kind: content} for content in contents])
+        for content in contents:
+            self._add(kind, content)
 
     def _read(self) -> None:
-        """Read the lines that were appended since the last time."""
         try:
-            values, self._offset = lines.read_from(self.file, self._offset)
-            if not self._offset and self.file.stat().st_size:
+            values, end = lines.read_from(self.file, 0)
+            if not end and self.file.stat().st_size:
                 raise ValueError("it has no whole line")  # a writer would remove half a line
             for value in values:
                 ((kind, content),) = value.items()
                 self._add(kind, content)
         except OSError as error:
             raise Inconclusive(f"cannot read {self.file}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{self.file} is damaged ({one_line(str(error))[:200]}) or not a history: restore "
                 "a copy of it, or name another file with --history"
@@ -173,52 +197,41 @@ class History:
 
     def _add(self, kind: str, content: Any) -> None:
         """Add a line, in place of an earlier one about the same thing."""
+        if not self.nightlies and kind not in ("nightly", "release"):
+            raise ValueError(f"it has a {kind} before its first nightly")
         match kind:
             case "nightly":
-                nightly = Nightly(**{**content, "kind": NightlyKind(content["kind"])})
-                self._nightlies[int(nightly.id)] = nightly
+                nightly = Nightly(content["day"], content["started"], content["facts"])
+                if self.nightlies and not self.newest.ended:
+                    killed = self.nightlies.pop()
+                    nightly.tested, nightly.ours = killed.tested, killed.ours
+                    nightly.changes, nightly.confirmed = killed.changes, killed.confirmed
+                self.nightlies.append(nightly)
+            case "ended":
+                self.newest.ended = content
             case "release":
                 release = Release(**content)
-                _put(self._releases, (release.package, release.version), release)
+                self.releases[release.package, release.version] = release
             case "result":
-                result = ReleaseResult(**{**content, "cell": Result.from_json(content["cell"])})
-                _put(self._results, (self._require(result.nightly), *result.key), result)
+                result = ReleaseResult(content["package"], Result.from_json(content["cell"]))
+                self.newest.tested.pop(result.key, None)  # the new one is the last
+                self.newest.tested[result.key] = result
             case "verdict":
-                verdict_of_run = RunResult(
+                run = RunResult(
                     content["scenario"],
                     Verdict(content["verdict"]),
                     tuple(content["reasons"]),
                     tuple(map(Result.from_json, content["trials"])),
                 )
-                verdict = ScenarioResult(
-                    content["nightly"], verdict_of_run, content["seconds"], content["run"]
-                )
-                _put(self._verdicts, (self._require(verdict.nightly), verdict.scenario), verdict)
+                folder = Path(content["run"]) if content["run"] else None
+                self.newest.ours[run.scenario] = Done(run, content["seconds"], folder)
             case "changes":
-                number, changes = content
-                self._changes[self._require(number)] = [Change(**change) for change in changes]
+                self.newest.changes = [Change(**change) for change in content]
             case "confirmation":
-                number, scenario, releases = content
-                self._confirmations[self._require(number), scenario, releases] = None
+                scenario, releases = content
+                self.newest.confirmed.add((scenario, releases))
             case _:
                 raise ValueError(f"it has a line of the kind {kind}")
-
-    def _require(self, nightly: int) -> int:
-        if nightly not in self._nightlies:
-            raise ValueError(f"it has a line of nightly {nightly}, which does not exist")
-        return nightly
-
-
-def _put(rows: dict[K, T], key: K, row: T) -> None:
-    """Replace a row; the new one is the last."""
-    rows.pop(key, None)
-    rows[key] = row
-
-
-def _selected(rows: Mapping[Any, T], nightly: int | None, scenario: str | None) -> list[T]:
-    """The rows of all or one nightly and scenario, by nightly, scenario and package."""
-    keys = [k for k in rows if nightly in (None, k[0]) and scenario in (None, k[1])]
-    return [rows[key] for key in sorted(keys, key=lambda key: key[:3])]
 
 
 @contextmanager
@@ -241,34 +254,14 @@ def writing(file: Path) -> Iterator[History]:
         yield History(file)
 
 
-@contextmanager
-def reading(file: Path) -> Iterator[History]:
-    """Open a history for reading; another command may write to it meanwhile.
+def reading(file: Path) -> History:
+    """The content of a history; another command may write to it meanwhile.
 
     Raises UserError if the file does not exist, is damaged or is another file.
     """
     if not file.is_file():
         raise UserError(f"no history {file}: create one with python -m harness watch")
-    yield History(file)
-
-
-def add_recorded(history: History, timestamp: str) -> None:
-    """Add ``results.jsonl`` of the scenarios without any result, as a nightly of its own kind.
-
-    Results of a nightly that did not finish do not count. ``timestamp`` is ISO, in UTC.
-    """
-    finished = {nightly.id for nightly in history.nightlies() if nightly.ended}
-    have = {r.cell.scenario for r in history.results() if r.nightly in finished}
-    results = [result for result in recorded_results() if result.cell.scenario not in have]
-    if results:
-        days = [n.day for n in history.nightlies() if n.kind is NightlyKind.RECORDED]
-        day = max([*days, *(result.cell.first_day for result in results)])
-        nightly = history.start(NightlyKind.RECORDED, day, timestamp, {})
-        history.add_results(
-            ReleaseResult(nightly.id, result.package, result.version, result.cell)
-            for result in results
-        )
-        history.finish(nightly, timestamp)
+    return History(file)
 
 
 def recorded_results() -> Iterator[ReleaseResult]:
@@ -276,7 +269,7 @@ def recorded_results() -> Iterator[ReleaseResult]:
     for scenario in catalog.sound():
         for cell in result_file.statuses(scenario):
             for package in recorded_about(catalog.scenario(scenario), cell.pins):
-                yield ReleaseResult(0, package, cell.pins[package], cell)
+                yield ReleaseResult(package, cell)
 
 
 def recorded_about(scenario: Scenario, recorded: Mapping[str, str]) -> Iterable[str]:
@@ -286,3 +279,21 @@ def recorded_about(scenario: Scenario, recorded: Mapping[str, str]) -> Iterable[
         for package, version in recorded.items()
         if package in scenario.pins and pins.complete(scenario, {package: version}) == recorded
     ]
+
+
+def newest_certain(results: Iterable[ReleaseResult]) -> dict[tuple[str, str, str], ReleaseResult]:
+    """By scenario, package and version: the newest certain result, otherwise the newest one.
+
+    ``results`` come oldest first.
+    """
+    by_key: dict[tuple[str, str, str], ReleaseResult] = {}
+    for result in results:
+        before = by_key.get(result.key)
+        if not before or result.cell.status.certain or not before.cell.status.certain:
+            by_key[result.key] = result
+    return by_key
+
+
+def why(result: RunResult) -> str:
+    """The first line of each reason of a verdict."""
+    return "; ".join(reason.splitlines()[0] for reason in result.reasons if reason)

@@ -6,13 +6,11 @@ The site shows the newest complete run of each scenario that can be graded.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -20,9 +18,9 @@ from harness.bugs import catalog, result_file
 from harness.bugs.api.pictures import Picture
 from harness.bugs.api.spec import BUGGY, FIXED, Records, Verdict
 from harness.bugs.lookup import Lookup, infer
-from harness.bugs.results import Result, RunResult
-from harness.publish.history import History, reading, recorded_results
-from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
+from harness.bugs.results import Result
+from harness.publish import history
+from harness.publish.history import Nightly, ReleaseResult
 from harness.rank import run_folder
 from harness.rank.run_folder import RUN_FILE
 from harness.releases.index import Release
@@ -37,93 +35,13 @@ Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class ShownRun:
-    """A graded run, and its pictures."""
-
-    folder: Path
-    """Where it was read; gone by now for a recorded run, which is unpacked only to be graded."""
-    run: Mapping[str, Any]
-    """The content of run.json."""
-    result: RunResult
-    pictures: tuple[Picture, ...]
-
-
-def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders at these paths; each path is a run folder, or contains some.
-
-    Raises UserError for a path that is not a folder, or has no run.
-    """
-    run_folders: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"no folder {path}: name a folder of run folders with --runs")
-        inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
-        runs = [folder for folder in inside if (folder / RUN_FILE).is_file()]
-        if not runs:
-            raise UserError(f"{path} is no run folder and contains none: name one with --runs")
-        run_folders += runs
-    return run_folders
-
-
-def newest_runs(run_folders: Iterable[Path], warn: Warn) -> dict[str, ShownRun]:
-    """The newest complete run of each scenario, by its name."""
-    runs: dict[str, ShownRun] = {}
-    for scenario, folder in _by_age(run_folders, warn):
-        if scenario not in runs and (run := _complete(folder, warn)):
-            runs[scenario] = run
-    return runs
-
-
-def _by_age(run_folders: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
-    """The scenario of each run folder, with the folder; newest first."""
-    started = []
-    for folder in dict.fromkeys(path.resolve() for path in run_folders):
-        try:
-            run = read_json(folder / RUN_FILE)
-            started.append((str(run["scenario"]), str(run["started"]), folder))
-        except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
-            warn(f"{folder} is not the record of a run: {complaint(error)}")
-    started.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
-    return [(scenario, folder) for scenario, _, folder in started]
-
-
-def _complete(folder: Path, warn: Warn) -> ShownRun | None:
-    """A run with records of buggy and fixed; otherwise None, with a warning if it cannot be graded
-    or is inconclusive."""
-    try:
-        run = read_json(folder / RUN_FILE)
-        if not {BUGGY, FIXED} <= set(run["trials"]):
-            return None
-        result, records = grade_with_records(folder)
-    except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = str(error) if isinstance(error, HarnessError) else complaint(error)
-        warn(f"{folder} is not used: {why}")
-        return None
-    if result.verdict is Verdict.INCONCLUSIVE:
-        warn(f"{folder} is not used: {result.reasons[0].splitlines()[0]}")
-        return None
-    if not {BUGGY, FIXED} <= set(records):
-        return None  # unsupported here: nothing to show, and nothing wrong
-    return ShownRun(folder, run, result, tuple(_pictures(result.scenario, records, warn)))
-
-
-def _pictures(name: str, records: Mapping[str, Records], warn: Warn) -> Iterator[Picture]:
-    draw = getattr(catalog.load(name), "picture", None)
-    if draw is None:
-        return
-    try:
-        yield from list(draw(records))
-    except Exception as error:  # a scenario's own code: its failure must not affect others
-        warn(f"no picture of {name}: {complaint(error)}")
-
-
-@dataclass(frozen=True)
 class Evidence:
     """A run that pages show, on a CPU or on GPUs."""
 
     name: str
     verdict: Verdict
     trials: Sequence[Result]
+    pictures: Sequence[Picture] = ()
 
     @property
     def trial(self) -> Result:
@@ -172,9 +90,74 @@ def _without_paths(command: str) -> list[str]:
     return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
 
 
-def evidence_of(run: ShownRun) -> Evidence:
-    """The evidence of a run that was graded now."""
-    return Evidence(run.folder.name, run.result.verdict, run.result.trials)
+def folders(paths: Iterable[Path]) -> list[Path]:
+    """The run folders at these paths; each path is a run folder, or contains some.
+
+    Raises UserError for a path that is not a folder, or has no run.
+    """
+    run_folders: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"no folder {path}: name a folder of run folders with --runs")
+        inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
+        runs = [folder for folder in inside if (folder / RUN_FILE).is_file()]
+        if not runs:
+            raise UserError(f"{path} is no run folder and contains none: name one with --runs")
+        run_folders += runs
+    return run_folders
+
+
+def newest_runs(run_folders: Iterable[Path], warn: Warn) -> dict[str, Evidence]:
+    """The newest complete run of each scenario, by its name."""
+    runs: dict[str, Evidence] = {}
+    for scenario, folder in _by_age(run_folders, warn):
+        if scenario not in runs and (run := _complete(folder, warn)):
+            runs[scenario] = run
+    return runs
+
+
+def _by_age(run_folders: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
+    """The scenario of each run folder, with the folder; newest first."""
+    started = []
+    for folder in dict.fromkeys(path.resolve() for path in run_folders):
+        try:
+            run = read_json(folder / RUN_FILE)
+            started.append((str(run["scenario"]), str(run["started"]), folder))
+        except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
+            warn(f"{folder} is not the record of a run: {complaint(error)}")
+    started.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
+    return [(scenario, folder) for scenario, _, folder in started]
+
+
+def _complete(folder: Path, warn: Warn) -> Evidence | None:
+    """A run with records of buggy and fixed; otherwise None, with a warning if it cannot be graded
+    or is inconclusive."""
+    try:
+        run = read_json(folder / RUN_FILE)
+        if not {BUGGY, FIXED} <= set(run["trials"]):
+            return None
+        result, records = grade_with_records(folder)
+    except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = str(error) if isinstance(error, HarnessError) else complaint(error)
+        warn(f"{folder} is not used: {why}")
+        return None
+    if result.verdict is Verdict.INCONCLUSIVE:
+        warn(f"{folder} is not used: {result.reasons[0].splitlines()[0]}")
+        return None
+    if not {BUGGY, FIXED} <= set(records):
+        return None  # unsupported here: nothing to show, and nothing wrong
+    drawn = tuple(_pictures(result.scenario, records, warn))
+    return Evidence(folder.name, result.verdict, result.trials, drawn)
+
+
+def _pictures(name: str, records: Mapping[str, Records], warn: Warn) -> Iterator[Picture]:
+    draw = getattr(catalog.load(name), "picture", None)
+    if draw is None:
+        return
+    try:
+        yield from list(draw(records))
+    except Exception as error:  # a scenario's own code: its failure must not affect others
+        warn(f"no picture of {name}: {complaint(error)}")
 
 
 def kept_evidence(scenario: str) -> list[Evidence]:
@@ -220,20 +203,15 @@ class Statuses:
         by_scenario = [results for (_, of), results in self._by.items() if of == package]
         return sorted({version for results in by_scenario for version in results}, key=Version)
 
-    def untested(self, scenario: str, package: str) -> Iterator[Release]:
-        """The releases in the history that were never tested for the scenario."""
-        tested = self.of(scenario, package)
-        for release in self.releases:
-            if release.package == package and release.version not in tested:
-                yield release
-
     def status_of(self, scenario: str, package: str, version: str) -> Lookup:
         """The status of a release as tested, otherwise from its neighbours, see ``infer``."""
         results = self.of(scenario, package)
         if version in results:
             result = results[version]
-            how = f"tested on {result.cell.first_day}{result.with_others}"
-            return Lookup(result.cell.status, how, tested=True)
+            others = f", with {result.others}" if result.others else ""
+            how = f"tested on {result.cell.first_day}{others}"
+            why = "" if result.cell.status.certain else f": {result.reason}"
+            return Lookup(result.cell.status, f"{how}{why}", tested=True)
         return infer(((each, result.cell.status) for each, result in results.items()), version)
 
     def others(self, scenario: str, package: str) -> str:
@@ -249,61 +227,31 @@ class Statuses:
         return certain[-1] if certain else None
 
 
-def recorded_statuses() -> Statuses:
-    """The results that come with the harness: the scenarios' ``results.jsonl``."""
-    return Statuses(tuple(recorded_results()))
-
-
-def statuses_of(history: History) -> Statuses:
-    """The results of a history: for each release the newest certain one, otherwise the newest."""
-    results = [
-        result for name in catalog.sound() for result in history.newest_results(name).values()
-    ]
-    return Statuses(tuple(results), tuple(history.releases()))
-
-
-@dataclass(frozen=True)
-class NightlyResults:
-    """A nightly with its results and changes."""
-
-    nightly: Nightly
-    scenarios: tuple[ScenarioResult, ...]
-    results: tuple[ReleaseResult, ...]
-    changes: tuple[Change, ...]
-    name: str
-    """Its day (ISO), with its start time (UTC) if that day had several."""
-
-    @property
-    def seconds(self) -> float:
-        """The sum of the wall seconds of its runs."""
-        fresh = [result.cell.seconds for result in self.results if not result.cell.stored]
-        return sum(fresh) + sum(result.seconds for result in self.scenarios)
-
-
 @dataclass(frozen=True)
 class SiteInputs:
     """The content of the pages."""
 
     statuses: Statuses
-    nightlies: tuple[NightlyResults, ...]
-    """Oldest first, without the recorded results."""
-    history: Path | None
-    runs: dict[str, ShownRun]
+    nightlies: Sequence[Nightly]
+    """Oldest first."""
+    runs: dict[str, Evidence]
     """The newest complete run of each scenario, by its name, or the recorded one."""
 
 
-def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> SiteInputs:
-    """Read all inputs; ``warn`` gets one line for each that cannot be used.
+def collect(file: Path | None, paths: Sequence[Path], warn: Warn) -> SiteInputs:
+    """Read all inputs, with the history in a file; ``warn`` gets one line for each that cannot be
+    used.
 
     A scenario without a run in these folders or in the newest nightly gets its recorded run.
 
     Raises the errors of ``history.reading``, and UserError if a path of runs is not a folder.
     """
     run_folders = folders(paths)
-    with ExitStack() as stack:
-        past = stack.enter_context(reading(history)) if history else None
-        statuses = statuses_of(past) if past else recorded_statuses()
-        nightlies = tuple(_nightlies(past)) if past else ()
+    past = history.reading(file) if file else None
+    nightlies = past.nightlies if past else []
+    results = [*history.recorded_results(), *(past.results() if past else ())]
+    newest = history.newest_certain(r for r in results if r.cell.scenario in catalog.sound())
+    statuses = Statuses(tuple(newest.values()), tuple(past.releases.values() if past else ()))
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
     runs = newest_runs([*_newest_folders(nightlies, warn), *run_folders], warn)
@@ -311,31 +259,13 @@ def collect(history: Path | None, paths: Sequence[Path], warn: Warn) -> SiteInpu
         missing = [name for name in catalog.sound() if name not in runs]
         recorded = [stack.enter_context(run_folder.recorded(name)) for name in missing]
         runs |= newest_runs(filter(None, recorded), warn)
-    return SiteInputs(statuses, nightlies, history, runs)
+    return SiteInputs(statuses, nightlies, runs)
 
 
-def _nightlies(history: History) -> list[NightlyResults]:
-    changes: dict[int, list[Change]] = {}
-    for number, change in history.changes():
-        changes.setdefault(number, []).append(change)
-    nightlies = [each for each in history.nightlies() if each.kind is not NightlyKind.RECORDED]
-    days = Counter(each.day for each in nightlies)
-    return [
-        NightlyResults(
-            each,
-            tuple(history.verdicts(each.id)),
-            tuple(history.results(each.id)),
-            tuple(changes.get(each.id, ())),
-            each.day if days[each.day] == 1 else f"{each.day} {each.started[11:16]}",
-        )
-        for each in nightlies
-    ]
-
-
-def _newest_folders(nightlies: Sequence[NightlyResults], warn: Warn) -> list[Path]:
+def _newest_folders(nightlies: Sequence[Nightly], warn: Warn) -> list[Path]:
     """The run folders of the newest nightly with any; deleted ones are left out."""
-    by_nightly = ([s.run for s in n.scenarios if s.run] for n in reversed(nightlies))
-    folders = [Path(folder) for folder in next(filter(None, by_nightly), ())]
+    by_nightly = ([o.folder for o in n.ours.values() if o.folder] for n in reversed(nightlies))
+    folders = next(filter(None, by_nightly), [])
     for folder in folders:
         if not folder.is_dir():
             warn(f"a run folder of the newest nightly was deleted: {folder}")

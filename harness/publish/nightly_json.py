@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any, TypedDict
 
 from harness.bugs.results import CellJson
-from harness.publish.history_rows import Change
-from harness.publish.steps import Summary
+from harness.publish.history import Change
+from harness.publish.steps import Watch
 
 SCHEMA = 3
 """The version of the JSON; it rises when a key changes its name or meaning."""
@@ -53,9 +53,9 @@ class WatchJson(TypedDict):
     exit_code: int
 
 
-def as_json(summary: Summary) -> str:
+def as_json(watched: Watch) -> str:
     """All results of the nightly, as JSON."""
-    nightly = summary.nightly
+    nightly = watched.nightly
     content: WatchJson = {
         "schema": SCHEMA,
         "nightly": {
@@ -66,21 +66,21 @@ def as_json(summary: Summary) -> str:
         },
         "tested": [
             {"package": r.package, "version": r.version, **r.cell.of_releases()}
-            for r in summary.results
+            for r in nightly.results
         ],
         "ours": [
             {
-                "scenario": o.scenario,
-                "verdict": o.verdict,
-                "seconds": round(o.seconds, 2),
-                "run": o.run,
+                "scenario": name,
+                "verdict": done.result.verdict,
+                "seconds": round(done.seconds, 2),
+                "run": str(done.folder) if done.folder else None,
             }
-            for o in summary.scenarios
+            for name, done in nightly.ours.items()
         ],
-        "confirmed": summary.confirmed,
-        "changes": list(summary.changes),
-        "notes": list(summary.notes),
-        "seconds": round(summary.seconds, 1),
-        "exit_code": summary.exit_code,
+        "confirmed": len(nightly.confirmed),
+        "changes": nightly.changes,
+        "notes": [*watched.problems, *watched.failed],
+        "seconds": round(watched.seconds, 1),
+        "exit_code": watched.exit_code,
     }
     return json.dumps(content, indent=1, default=asdict) + "\n"

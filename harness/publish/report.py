@@ -10,8 +10,9 @@ from rich.console import Console
 
 from harness.bugs.api.spec import Verdict
 from harness.publish import changes
-from harness.publish.history_rows import Change, ReleaseResult, ScenarioResult
-from harness.publish.steps import Summary
+from harness.publish.history import Change, ReleaseResult, why
+from harness.publish.steps import Watch
+from harness.run.suite import Done
 from harness.system.errors import ExitCode
 from harness.system.files import write_whole, writing
 from harness.system.terminal import table
@@ -21,16 +22,16 @@ COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not
 OURS = ["scenario", "verdict", "seconds", "why"]
 
 
-def show(console: Console, summary: Summary) -> None:
+def show(console: Console, summary: Watch) -> None:
     """Print a table of the results, then the changes, with changes for the worse last."""
     console.print()
     if rows := _rows(summary):
         console.print(table("", COLUMNS, rows))
         console.print()
-    for note in _notes(summary):
+    for note in summary.notes:
         console.print(note)
-    worse = changes.worse(summary.changes)
-    for text in messages([c for c in summary.changes if c not in worse]):
+    worse = changes.worse(summary.nightly.changes)
+    for text in messages([c for c in summary.nightly.changes if c not in worse]):
         console.print(f"{text}\n")
     for text in messages(worse):
         console.print(f"{text}\n", style="red")
@@ -52,37 +53,30 @@ def messages(news: Sequence[Change]) -> list[str]:
     return texts + [change.message for change in news if change.kind != changes.YANKED]
 
 
-def headline(summary: Summary) -> str:
+def headline(summary: Watch) -> str:
     """One line: which nightly, how much it tested, and what changed."""
-    worse = len(changes.worse(summary.changes))
-    parts = [f"{count(len(summary.results), 'release')} tested"]
-    if summary.confirmed:
-        parts.append(f"{count(summary.confirmed, 'recorded result')} run again")
+    news = summary.nightly.changes
+    parts = [f"{count(len(summary.nightly.tested), 'release')} tested"]
+    if confirmed := len(summary.nightly.confirmed):
+        parts.append(f"{count(confirmed, 'recorded result')} run again")
     parts.append(_ours(summary))
-    parts.append(count(len(summary.changes), "change") if summary.changes else "no change")
-    if summary.changes:
-        parts.append(f"{worse or 'none'} for the worse")
+    parts.append(count(len(news), "change") if news else "no change")
+    if news:
+        parts.append(f"{len(changes.worse(news)) or 'none'} for the worse")
     parts.append(f"{summary.seconds:.0f} s")
     return f"nightly of {summary.nightly.day}: {', '.join(parts)}"
 
 
-def _ours(summary: Summary) -> str:
+def _ours(summary: Watch) -> str:
     """Our own verdicts: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
-    verdicts = [result.verdict for result in summary.scenarios]
-    counts = {verdict: verdicts.count(str(verdict)) for verdict in Verdict}
+    verdicts = [done.result.verdict for done in summary.nightly.ours.values()]
+    counts = {verdict: verdicts.count(verdict) for verdict in Verdict}
     parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     return f"{count(len(verdicts), 'scenario')} of ours" + (f" ({parts})" if parts else "")
 
 
-def _notes(summary: Summary) -> list[str]:
-    """The notes, and one line for all releases that are still not certain."""
-    names = dict.fromkeys(result.cell.scenario for result in summary.again)
-    releases = count(len(summary.again), "release")
-    again = f"{releases} tested again, still without a certain status: {', '.join(names)}"
-    return [*summary.notes, *([again] if names else [])]
-
-
-def _rows(summary: Summary) -> list[list[str]]:
+def _rows(summary: Watch) -> list[list[str]]:
+    again = {result.key for result in summary.again}
     return [
         [
             result.cell.scenario,
@@ -93,24 +87,24 @@ def _rows(summary: Summary) -> list[list[str]]:
             ", ".join(change.kind for change in _changes_of(summary, result)),
             "" if result.cell.status.certain else short(result.cell.reason),
         ]
-        for result in summary.results
-        if result not in summary.again
+        for result in summary.nightly.results
+        if result.key not in again
     ]
 
 
-def _day(summary: Summary, result: ReleaseResult) -> str:
-    release = summary.releases.get((result.package, result.version))
+def _day(summary: Watch, result: ReleaseResult) -> str:
+    release = summary.history.releases.get((result.package, result.version))
     return release.day if release else ""
 
 
-def _changes_of(summary: Summary, result: ReleaseResult) -> list[Change]:
-    return [c for c in summary.changes if (c.scenario, c.package, c.version) == result.key]
+def _changes_of(summary: Watch, result: ReleaseResult) -> list[Change]:
+    return [c for c in summary.nightly.changes if (c.scenario, c.package, c.version) == result.key]
 
 
-Make = Callable[[Summary], str]
+Make = Callable[[Watch], str]
 
 
-def write(summary: Summary, files: Mapping[Make, Path | None]) -> None:
+def write(summary: Watch, files: Mapping[Make, Path | None]) -> None:
     """Write each report that has a file."""
     for make, file in files.items():
         if file:
@@ -118,22 +112,23 @@ def write(summary: Summary, files: Mapping[Make, Path | None]) -> None:
                 write_whole(file, make(summary))
 
 
-def markdown(summary: Summary) -> str:
+def markdown(summary: Watch) -> str:
     """The nightly for a job's summary, or a comment."""
-    worse = changes.worse(summary.changes)
-    others = [change for change in summary.changes if change not in worse]
+    worse = changes.worse(summary.nightly.changes)
+    others = [change for change in summary.nightly.changes if change not in worse]
     lines = [f"## {headline(summary)}", ""]
     for title, news in (("Worse", worse), ("Changed", others)):
         if news:
             lines += [f"### {title}", ""]
             lines += [line for text in messages(news) for line in (f"- {_paragraph(text)}", "")]
-    for note in _notes(summary):
+    for note in summary.notes:
         lines += [f"- {markdown_escaped(note)}", ""]
     if rows := _rows(summary):
         lines += ["### Releases tested", "", _table(COLUMNS, rows), ""]
-    if summary.scenarios:
+    if summary.nightly.ours:
         ours = [
-            [o.scenario, o.verdict, f"{o.seconds:.1f}", short(o.reasons)] for o in summary.scenarios
+            [name, str(done.result.verdict), f"{done.seconds:.1f}", short(why(done.result))]
+            for name, done in summary.nightly.ours.items()
         ]
         lines += ["### Our own scenarios", "", _table(OURS, ours), ""]
     return "\n".join(lines) + "\n"
@@ -149,14 +144,14 @@ def _paragraph(text: str) -> str:
     return f"{markdown_escaped(why)} {see.strip()} `{command}`" if see else markdown_escaped(text)
 
 
-def junit(summary: Summary) -> str:
+def junit(summary: Watch) -> str:
     """A test case for each scenario of ours and each tested release; a failure if it got worse."""
     suites = ElementTree.Element("testsuites")
     attributes = {"name": f"nightly of {summary.nightly.day}", "time": f"{summary.seconds:.1f}"}
     suite = ElementTree.SubElement(suites, "testsuite", attributes)
-    for verdict in summary.scenarios:
-        _own_case(suite, summary, verdict)
-    for result in summary.results:
+    for name, done in summary.nightly.ours.items():
+        _own_case(suite, summary, name, done)
+    for result in summary.nightly.results:
         _release_case(suite, summary, result)
     for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
         suite.set(attribute, str(len(suite.findall(f"*/{tag}"))))
@@ -165,20 +160,20 @@ def junit(summary: Summary) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _own_case(suite: ElementTree.Element, summary: Summary, verdict: ScenarioResult) -> None:
-    case = _case(suite, "ours", verdict.scenario, verdict.seconds)
-    ours = [c for c in summary.changes if c.scenario == verdict.scenario and c.package is None]
+def _own_case(suite: ElementTree.Element, summary: Watch, name: str, done: Done) -> None:
+    case = _case(suite, "ours", name, done.seconds)
+    ours = [c for c in summary.nightly.changes if (c.scenario, c.package) == (name, None)]
     worse = changes.worse(ours)
-    code, why = verdict.result.exit_code, short(verdict.reasons)
+    code, verdict, reasons = done.result.exit_code, done.result.verdict, short(why(done.result))
     if worse or code == ExitCode.NOT_AS_EXPECTED:
-        _mark(case, "failure", verdict.verdict, worse[0].message if worse else why)
+        _mark(case, "failure", verdict, worse[0].message if worse else reasons)
     elif code == ExitCode.UNSUPPORTED:
-        _mark(case, "skipped", why)
+        _mark(case, "skipped", reasons)
     elif code:
-        _mark(case, "error", verdict.verdict, why)
+        _mark(case, "error", verdict, reasons)
 
 
-def _release_case(suite: ElementTree.Element, summary: Summary, result: ReleaseResult) -> None:
+def _release_case(suite: ElementTree.Element, summary: Watch, result: ReleaseResult) -> None:
     cell, name = result.cell, f"{result.package} {result.version}"
     case = _case(suite, cell.scenario, name, cell.seconds)
     worse = changes.worse(_changes_of(summary, result))

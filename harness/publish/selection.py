@@ -14,7 +14,7 @@ from packaging.version import Version
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import RELEASED, Scenario
 from harness.bugs.results import Status
-from harness.publish.history_rows import Nightly, NightlyKind, ReleaseResult
+from harness.publish.history import Nightly, ReleaseResult
 from harness.releases.index import Release
 from harness.releases.sources import Source
 from harness.run.run_config import RunConfig
@@ -31,24 +31,32 @@ class ReleaseTest:
 def tests_of(
     scenario: str,
     releases: Mapping[str, Sequence[Release]],
-    results: Sequence[ReleaseResult],
-    nightlies: Mapping[int, Nightly],
+    recorded: Sequence[ReleaseResult],
+    nightlies: Sequence[Nightly],
     day: str,
     platform: tuple[str, ...],
 ) -> list[ReleaseTest]:
-    """The tests of a scenario on ``day``; ``results`` has all of its results, oldest first.
+    """The tests of a scenario on ``day``.
 
-    ``releases`` has the known releases of each package, ``nightlies`` all nightlies by number, and
+    ``releases`` has the known releases of each package, ``recorded`` all recorded results, and
     ``platform`` says where the tests run, see ``cells.platform_here``.
     """
     scope = catalog.scenario(scenario)
-    tests = []
-    for package in scope.pins:
-        testable_ = testable(scope, releases.get(package, ()), day)
-        of_package = [result for result in results if result.package == package]
-        untested = _uncertain(testable_, of_package, nightlies, platform)
-        tests += [ReleaseTest(scenario, release) for release in untested]
-    return tests
+    return [
+        ReleaseTest(scenario, release)
+        for package in scope.pins
+        for release in _uncertain(
+            testable(scope, releases.get(package, ()), day),
+            [each for each in recorded if each.key[:2] == (scenario, package)],
+            [
+                (nightly.day, each)
+                for nightly in nightlies
+                for each in nightly.results
+                if each.key[:2] == (scenario, package)
+            ],
+            platform,
+        )
+    ]
 
 
 def of_source(source: Source, scenarios: Iterable[str]) -> list[ReleaseTest]:
@@ -76,18 +84,27 @@ def _pins(scope: Scenario, release: Release) -> dict[str, str]:
 
 def _uncertain(
     testable: Sequence[Release],
-    results: Sequence[ReleaseResult],
-    nightlies: Mapping[int, Nightly],
+    recorded: Sequence[ReleaseResult],
+    results: Sequence[tuple[str, ReleaseResult]],
     platform: tuple[str, ...],
 ) -> list[Release]:
     """The releases without a certain result that were tested, are the highest one, or appeared
-    since the package's first results.
+    since the package's first results. ``results`` are those of nightlies, with their days.
 
-    A release that is recorded as inconclusive on this platform would be inconclusive again.
+    Another run would give the same status if that is certain, and for a release that is recorded as
+    inconclusive on this platform. What this Python cannot install today, it cannot install
+    tomorrow, except for torch, which the user may install.
     """
-    tested = {result.version for result in results}
-    settled = {result.version for result in results if _settled(result, nightlies, platform)}
-    since = _since(results, nightlies)
+    settled = {each.version for each in recorded if _settled(each, platform, *Status)}
+    settled |= {
+        each.version
+        for _, each in results
+        if _settled(each, platform, *(() if each.package == pins.TORCH else [Status.UNSUPPORTED]))
+    }
+    tested = {each.version for each in recorded} | {each.version for _, each in results}
+    days = [day for day, _ in results[:1]]
+    if recorded:  # maybe only some releases: until the highest was tested
+        days.append(max(recorded, key=lambda each: Version(each.version)).cell.first_day)
     return [
         release
         for release in testable
@@ -95,34 +112,15 @@ def _uncertain(
         and (
             release.version in tested
             or release is testable[-1]
-            or (since is not None and release.day >= since)
+            or (days and release.day >= min(days))
         )
     ]
 
 
-def _settled(
-    result: ReleaseResult, nightlies: Mapping[int, Nightly], platform: tuple[str, ...]
-) -> bool:
-    """Whether another run would give the same status. What this Python cannot install today, it
-    cannot install tomorrow, except for torch, which the user may install."""
-    recorded = nightlies[result.nightly].kind is NightlyKind.RECORDED
-    unsupported = result.cell.status is Status.UNSUPPORTED and result.package != pins.TORCH
-    ran_here = result.cell.platform == platform
-    return result.cell.status.certain or (ran_here and (recorded or unsupported))
-
-
-def _since(results: Sequence[ReleaseResult], nightlies: Mapping[int, Nightly]) -> str | None:
-    """The day of a package's first results; None without results.
-
-    Recorded results may cover only some releases: their day is when the highest was tested.
-    """
-    if not results:
-        return None
-    first_nightly = nightlies[results[0].nightly]
-    if first_nightly.kind is not NightlyKind.RECORDED:
-        return first_nightly.day
-    recorded = [result for result in results if result.nightly == first_nightly.id]
-    return max(recorded, key=lambda result: Version(result.version)).cell.first_day
+def _settled(result: ReleaseResult, platform: tuple[str, ...], *here: Status) -> bool:
+    """Whether a result has a certain status, or one of these on this platform."""
+    status = result.cell.status
+    return status.certain or (status in here and result.cell.platform == platform)
 
 
 def config(base: RunConfig, test: ReleaseTest) -> RunConfig:

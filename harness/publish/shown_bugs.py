@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from packaging.version import Version
-
 from harness.bugs import pins
 from harness.bugs.advisories import file_name
-from harness.bugs.api.spec import BUGGY, RELEASED
+from harness.bugs.api.spec import RELEASED
 from harness.bugs.periods import alive_in
-from harness.bugs.results import Result, Status
-from harness.publish import charts, inputs, timelines
+from harness.bugs.results import Status
+from harness.publish import charts, inputs
 from harness.publish.alive import AliveBug, finding
 from harness.publish.bugs import Bug
 from harness.publish.charts import Chart
-from harness.publish.history_rows import ReleaseResult
-from harness.publish.inputs import Evidence, ShownRun, SiteInputs
+from harness.publish.history import ReleaseResult
+from harness.publish.inputs import Evidence, SiteInputs
 from harness.releases import overlay, resolution
-from harness.run.verdict_text import first_seen
 from harness.system.errors import Unsupported
 from harness.system.machine import cache_folder
 
@@ -42,7 +38,7 @@ class ShownBug(Bug):
         return "fixed upstream, without a report of this symptom" if fixed else "no"
 
     @property
-    def shown_run(self) -> ShownRun | None:
+    def shown_run(self) -> Evidence | None:
         """The run that its pictures show."""
         return self.inputs.runs.get(self.name)
 
@@ -105,61 +101,13 @@ class ShownBug(Bug):
 
     @cached_property
     def pictures(self) -> list[Chart]:
-        return (
-            [charts.chart(picture) for picture in self.shown_run.pictures] if self.shown_run else []
-        )
-
-    @cached_property
-    def strips(self) -> list[Chart]:
-        """Which releases of each package have the bug, if more than one was tested."""
-        statuses = self.inputs.statuses
-        packages = [p for p in statuses.packages(self.name) if len(statuses.of(self.name, p)) > 1]
-        packages.sort(key=lambda package: package != self.upstream)
-        return [
-            timelines.strip(list(self._strip(p)), p, statuses.others(self.name, p))
-            for p in packages
-        ]
-
-    def _strip(self, package: str) -> Iterator[Mapping[str, str | None]]:
-        statuses = self.inputs.statuses
-        results = statuses.of(self.name, package)
-        lowest_version = Version(next(iter(results)))
-        tested: list[Mapping[str, str | None]] = [
-            {
-                "version": result.version,
-                "day": statuses.days.get((package, result.version)),
-                "status": str(result.cell.status),
-                "why": result.why,
-            }
-            for result in results.values()
-        ]
-        others: list[Mapping[str, str | None]] = [
-            {
-                "version": release.version,
-                "day": release.day,
-                "status": timelines.UNTESTED,
-                "why": "yanked" if release.yanked else "",
-            }
-            for release in statuses.untested(self.name, package)
-            if Version(release.version) > lowest_version
-        ]
-        yield from sorted([*tested, *others], key=lambda row: Version(str(row["version"])))
+        return list(map(charts.chart, self.shown_run.pictures)) if self.shown_run else []
 
     @cached_property
     def evidence(self) -> list[Evidence]:
         """The run that the pictures show, then the kept runs."""
-        shown_evidence = [inputs.evidence_of(self.shown_run)] if self.shown_run else []
-        return [*shown_evidence, *inputs.kept_evidence(self.name)]
-
-    @property
-    def first_seen(self) -> str:
-        buggy = self.trial(BUGGY)
-        return first_seen(buggy) if buggy else ""
-
-    def trial(self, variant: str) -> Result | None:
-        """The trial of a variant in the run that the pictures show."""
-        trials = self.shown_run.result.trials if self.shown_run else ()
-        return next((t for t in trials if t.variant == variant), None)
+        shown = [self.shown_run] if self.shown_run else []
+        return [*shown, *inputs.kept_evidence(self.name)]
 
     @property
     def text(self) -> str:

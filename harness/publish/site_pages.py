@@ -17,12 +17,12 @@ from packaging.version import Version
 from harness.bugs import advisories, catalog
 from harness.bugs.api.spec import HARMS, VISIBILITIES, Lane
 from harness.bugs.lookup import Lookup
-from harness.publish import changes, docs_tables, timelines
+from harness.publish import changes, docs_tables, markdown_pages
 from harness.publish.alive import by_harm
-from harness.publish.documents import documents, pictures
-from harness.publish.inputs import NightlyResults, SiteInputs, Statuses
+from harness.publish.documents import documents, pictures, rendered
+from harness.publish.history import Nightly
+from harness.publish.inputs import SiteInputs, Statuses
 from harness.publish.shown_bugs import ShownBug
-from harness.publish.stories import stories, subject
 from harness.system.files import Files
 from harness.system.installation import for_readers, repository
 
@@ -53,15 +53,16 @@ CODE = re.compile(r"``(.+?)``|`([^`\n]+)`", re.DOTALL)
 def pages(site_inputs: SiteInputs) -> Files:
     """Every file of the site, by its path in it."""
     bugs = [ShownBug(name, site_inputs) for name in catalog.sound()]
-    upstreams = site_inputs.statuses.packages()
-    papers = list(documents(repository()))
+    upstreams, alive = site_inputs.statuses.packages(), by_harm(b.alive for b in bugs if b.alive)
+    generated = {f"docs/stories/{name}": text for name, text in markdown_pages.of_stories()}
+    generated["docs/alive.md"] = markdown_pages.of_living(alive)
+    papers = list(documents(repository(), generated))
     content = {
         "bugs": bugs,
         "upstreams": upstreams,
         "statuses": site_inputs.statuses,
         "nightlies": site_inputs.nightlies,
-        "site_inputs": site_inputs,
-        "stories": stories(),
+        "stories": markdown_pages.stories(),
         "papers": papers,
     }
     files: dict[str, str | bytes] = {
@@ -72,13 +73,12 @@ def pages(site_inputs: SiteInputs) -> Files:
             lanes=list(Lane),
             elsewhere=list(_elsewhere(content)),
         ),
-        "alive.html": _page("alive", content, alive=by_harm(b.alive for b in bugs if b.alive)),
         "advisories.html": _page("advisories", content, without=advisories.without()),
         "releases.html": _page(
             "releases", content, heats=[_heat(site_inputs.statuses, each) for each in upstreams]
         ),
         "models.html": _page("models", content, **_models()),
-        "nightlies.html": _page("nightlies", content, **_nightlies(site_inputs)),
+        "nightlies.html": _page("nightlies", content, **_nightlies(site_inputs.nightlies)),
     }
     for name, text in advisories.files().items():
         files[f"advisories/{name}"] = text
@@ -86,7 +86,8 @@ def pages(site_inputs: SiteInputs) -> Files:
         root = "../" * document.file.count("/")
         files[document.file] = _page("document", content, document=document, root=root)
     for bug in bugs:
-        files[f"bugs/{bug.name}.html"] = _page("bug", content, bug=bug, root="../")
+        page = rendered(f"{bug.folder}/README.md", markdown_pages.of_bug(bug.name), repository())
+        files[page.file] = _page("bug", content, bug=bug, document=page, root="../")
     for package in upstreams:
         rows = list(_rows(site_inputs.statuses, package))
         files[f"upstreams/{package}.html"] = _page(
@@ -95,15 +96,6 @@ def pages(site_inputs: SiteInputs) -> Files:
             package=package,
             rows=rows,
             heat=_heat(site_inputs.statuses, package),
-            root="../",
-        )
-    for story in stories():
-        files[f"stories/{story.name}.html"] = _page(
-            "story",
-            content,
-            story=story,
-            bugs_of_it=[bug for name in story.scenarios for bug in bugs if bug.name == name],
-            heat=_heat(site_inputs.statuses, subject(story), story.scenarios),
             root="../",
         )
     return files | _assets() | dict(pictures())
@@ -165,12 +157,9 @@ def _choices(bugs: Sequence[ShownBug]) -> dict[str, Any]:
 Heat = dict[str, Any]
 
 
-def _heat(statuses: Statuses, package: str, names: Sequence[str] | None = None) -> Heat:
-    """The table of a package: its releases, and for each bug (default: all) the status of each."""
+def _heat(statuses: Statuses, package: str) -> Heat:
+    """The table of a package: its releases, and for each bug the status of each."""
     versions = statuses.versions(package)
-    if names is not None:
-        tested_versions = {version for name in names for version in statuses.of(name, package)}
-        versions = [version for version in versions if version in tested_versions]
     return {
         "package": package,
         "versions": [(version, statuses.days.get((package, version), "")) for version in versions],
@@ -180,7 +169,7 @@ def _heat(statuses: Statuses, package: str, names: Sequence[str] | None = None) 
                 statuses.others(name, package),
                 [statuses.status_of(name, package, version) for version in versions],
             )
-            for name in (statuses.scenarios(package) if names is None else names)
+            for name in statuses.scenarios(package)
         ],
     }
 
@@ -235,34 +224,30 @@ def _models() -> dict[str, Any]:
     }
 
 
-def _nightlies(site_inputs: SiteInputs) -> dict[str, Any]:
-    """The content of the page of nightlies: their grid, and how long they took."""
-    nightlies = site_inputs.nightlies
+def _nightlies(nightlies: Sequence[Nightly]) -> dict[str, Any]:
+    """The content of the page of nightlies: a row for each scenario."""
     names = sorted(
-        {result.scenario for each in nightlies for result in each.scenarios}
+        {name for each in nightlies for name in each.ours}
         | {result.cell.scenario for each in nightlies for result in each.results}
         | {change.scenario for each in nightlies for change in each.changes}
     )
-    took = [(each.name, each.seconds) for each in nightlies]
     return {
         "grid": [(name, [_cell(each, name) for each in nightlies]) for name in names],
-        "took": timelines.durations(took) if len(took) > 1 else None,
-        "minutes": sum(seconds for _, seconds in took) / 60,
         "sound": set(catalog.sound()),
         "see": changes.SEE,
     }
 
 
-def _cell(results: NightlyResults, scenario: str) -> Mapping[str, Any]:
+def _cell(nightly: Nightly, scenario: str) -> Mapping[str, Any]:
     """The results of a scenario in a nightly: its own verdict, tested releases, and changes."""
-    verdict = next((each for each in results.scenarios if each.scenario == scenario), None)
-    tested = [each for each in results.results if each.cell.scenario == scenario]
-    changed = [each for each in results.changes if each.scenario == scenario]
-    lines = [f"our own: {verdict.verdict} in {verdict.seconds:.0f} s"] if verdict else []
+    ours = nightly.ours.get(scenario)
+    tested = [each for each in nightly.results if each.cell.scenario == scenario]
+    changed = [each for each in nightly.changes if each.scenario == scenario]
+    lines = [f"our own: {ours.result.verdict} in {ours.seconds:.0f} s"] if ours else []
     lines += [f"{each.package} {each.version}: {each.cell.status}" for each in tested]
     lines += [f"changed: {each.message}" for each in changed]
     return {
-        "verdict": verdict.verdict if verdict else "",
+        "verdict": str(ours.result.verdict) if ours else "",
         "tested": len(tested),
         "changed": bool(changed),
         "summary": "; ".join(lines),

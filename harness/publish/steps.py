@@ -19,11 +19,8 @@ from rich.console import Console
 from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
 from harness.bugs.pins import TORCH
-from harness.bugs.results import RunResult
 from harness.publish import changes, confirmations, history, selection
-from harness.publish.changes import Releases
-from harness.publish.history import History
-from harness.publish.history_rows import Change, Nightly, NightlyKind, ReleaseResult, ScenarioResult
+from harness.publish.history import Change, History, Nightly, ReleaseResult
 from harness.publish.selection import ReleaseTest
 from harness.releases import index, torches
 from harness.releases.index import Release
@@ -32,18 +29,18 @@ from harness.releases.torches import INDEX
 from harness.run.cells import platform_here, room
 from harness.run.executor import find_all, side_by_side
 from harness.run.run_config import SLURM, RunConfig
-from harness.run.suite import Done
 from harness.system import machine
 from harness.system.errors import ExitCode, Fault, Inconclusive
 from harness.system.terminal import Progress, terminal
+from harness.system.text import count
 
 Index = Mapping[str, Sequence[Release] | Fault]
 """The releases of each package, or why they are not known."""
 
 
 @dataclass
-class NightlyState:
-    """The state of a nightly; each step adds what the next ones need."""
+class Watch:
+    """The state of a nightly that runs, and its results; each step adds what the next ones need."""
 
     history: History
     day: str
@@ -56,32 +53,46 @@ class NightlyState:
     """How many recorded results are run again."""
     sources: Sequence[Source] = ()
     """Checkouts that are tested beside the releases."""
-    nightly: Nightly = field(init=False)
     tests: Sequence[ReleaseTest] = ()
-    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     """Problems with the index, one line each."""
     failed: list[str] = field(default_factory=list)
     """The tests that could not be run, one line each."""
-    started: float = field(default_factory=time.monotonic)
+    before: Sequence[ReleaseResult] = ()
+    """The recorded results, and those of earlier nightlies."""
+    start_time: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
 
+    @property
+    def nightly(self) -> Nightly:
+        return self.history.newest
 
-@dataclass(frozen=True)
-class Summary:
-    """The results of a finished nightly."""
+    @property
+    def again(self) -> list[ReleaseResult]:
+        """The results that are not certain, of releases that were tested before."""
+        keys = {result.key for result in self.before}
+        return [r for r in self.nightly.results if r.key in keys and not r.cell.status.certain]
 
-    nightly: Nightly
-    results: Sequence[ReleaseResult]
-    scenarios: Sequence[ScenarioResult]
-    """The results of our own scenarios."""
-    again: Sequence[ReleaseResult]
-    """The results that are not certain, of releases that were tested before."""
-    confirmed: int
-    """How many recorded results were run again."""
-    changes: Sequence[Change]
-    notes: Sequence[str]
-    releases: Releases
-    seconds: float
-    exit_code: int
+    @property
+    def notes(self) -> list[str]:
+        """The notes, and one line for all releases that are still not certain."""
+        names = dict.fromkeys(result.cell.scenario for result in self.again)
+        releases = count(len(self.again), "release")
+        line = f"{releases} tested again, still without a certain status: {', '.join(names)}"
+        return [*self.problems, *self.failed, *([line] if names else [])]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not
+        run, or if no release is known."""
+        codes = [done.result.exit_code for done in self.nightly.ours.values()]
+        codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
+        if changes.worse(self.nightly.changes):
+            codes.append(ExitCode.NOT_AS_EXPECTED)
+        no_releases = not self.nightly.facts["index"] and not self.history.releases
+        if self.failed or no_releases:
+            codes.append(ExitCode.INCONCLUSIVE)
+        return ExitCode.worst(codes)
 
 
 def utc_time() -> str:
@@ -114,17 +125,17 @@ def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list
     return releases
 
 
-def watch(watched: NightlyState) -> Summary:
+def watch(watched: Watch) -> None:
     """Run one nightly and write it to the history.
 
     Raises Inconclusive for a day that contradicts the history or the index.
     """
     for step in STEPS:
         step(watched)
-    return summary(watched)
+    watched.seconds = time.monotonic() - watched.start_time
 
 
-def check_the_day(watched: NightlyState) -> None:
+def check_the_day(watched: Watch) -> None:
     """Refuse a day that contradicts the index, before anything is written."""
     latest = max((r.day for of in _lists(watched.index) for r in of), default="")
     ahead = (date.fromisoformat(watched.day) + timedelta(days=1)).isoformat()
@@ -135,46 +146,49 @@ def check_the_day(watched: NightlyState) -> None:
         )
 
 
-def start(watched: NightlyState) -> None:
-    """Start the nightly, or continue one that was killed. Recorded results come first."""
-    history.add_recorded(watched.history, utc_time())
+def start(watched: Watch) -> None:
+    """Start the nightly, or continue one that was killed."""
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
-    kind = NightlyKind.NIGHTLY
-    watched.nightly = watched.history.start(kind, watched.day, utc_time(), facts)
+    watched.history.start(watched.day, utc_time(), facts)
+    earlier = [r for nightly in watched.history.nightlies[:-1] for r in nightly.results]
+    watched.before = [*history.recorded_results(), *earlier]
 
 
-def add_index(watched: NightlyState) -> None:
+def add_index(watched: Watch) -> None:
     """Add the releases of the index, and report those that were yanked since."""
     releases = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
-    history, nightly = watched.history, watched.nightly
-    yanked = changes.of_yanked(releases, _releases(history), history.results())
-    kinds = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
-    earlier = [change for _, change in history.changes(nightly.id) if change.kind in kinds]
-    history.set_changes(nightly, [*earlier, *(c for c in yanked if c not in earlier)])
+    history, results = watched.history, [*watched.before, *watched.nightly.results]
+    yanked = changes.of_yanked(releases, history.releases, results)
+    earlier = _noted(watched)
+    history.set_changes([*earlier, *(change for change in yanked if change not in earlier)])
     history.add_releases(releases)
-    watched.notes += list(
-        dict.fromkeys(str(f) for f in watched.index.values() if isinstance(f, Fault))
-    )
-    if watched.notes:
-        watched.notes.append("only releases in the history are tested")
+    faults = (str(fault) for fault in watched.index.values() if isinstance(fault, Fault))
+    watched.problems += dict.fromkeys(faults)
+    if watched.problems:
+        watched.problems.append("only releases in the history are tested")
 
 
-def choose(watched: NightlyState) -> None:
+def _noted(watched: Watch) -> list[Change]:
+    """The changes that were seen when something was read or run, and are not compared anew."""
+    kinds = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
+    return [change for change in watched.nightly.changes if change.kind in kinds]
+
+
+def choose(watched: Watch) -> None:
     """Select the tests, ordered by release: tests of one release share overlays."""
-    history = watched.history
     releases: dict[str, list[Release]] = {}
-    for release in history.releases():
+    for release in watched.history.releases.values():
         releases.setdefault(release.package, []).append(release)
-    nightlies = {nightly.id: nightly for nightly in history.nightlies()}
+    recorded = list(history.recorded_results())
     tests = [
         test
         for config in _sound(watched.configs)
         for test in selection.tests_of(
             config.scenario,
             releases,
-            history.results(scenario=config.scenario),
-            nightlies,
+            recorded,
+            watched.history.nightlies,
             watched.day,
             platform_here(config),
         )
@@ -182,7 +196,7 @@ def choose(watched: NightlyState) -> None:
     watched.tests = sorted(tests, key=lambda t: (t.release.package, t.release.day, t.scenario))
 
 
-def add_sources(watched: NightlyState) -> None:
+def add_sources(watched: Watch) -> None:
     """Select the bugs of each source's package that this commit was not tested for."""
     names = [config.scenario for config in _sound(watched.configs)]
     tests = [t for source in watched.sources for t in selection.of_source(source, names)]
@@ -194,7 +208,7 @@ def add_sources(watched: NightlyState) -> None:
     ]
 
 
-def run_tests(watched: NightlyState) -> None:
+def run_tests(watched: Watch) -> None:
     """Run the tests; each result is written as soon as it is known."""
     if not watched.tests:
         return
@@ -211,26 +225,24 @@ def run_tests(watched: NightlyState) -> None:
             say = stack.enter_context(Progress(watched.console)).tally
         cells = stack.enter_context(closing(find_all(configs, jobs=jobs, failed=failed, say=say)))
         for number, cell in cells:
-            release, number_of_nightly = watched.tests[number].release, watched.nightly.id
-            result = ReleaseResult(number_of_nightly, release.package, release.version, cell)
-            watched.history.add_results([result])
+            package = watched.tests[number].release.package
+            watched.history.add_result(ReleaseResult(package, cell))
             how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
             watched.console.print(f"  {_name(watched.tests[number])}: {cell.status}  [{how}]")
 
 
-def confirm_recorded(watched: NightlyState) -> None:
+def confirm_recorded(watched: Watch) -> None:
     """Run recorded results again, and write differences as changes."""
     history, nightly = watched.history, watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
-    days = {each.id: each.day for each in history.nightlies()}
-    confirmed_days = {(name, pins): days[night] for night, name, pins in history.confirmations()}
-    most = watched.most - sum(night == nightly.id for night, *_ in history.confirmations())
+    days = {key: each.day for each in history.nightlies for key in each.confirmed}
     cells = [
         cell
         for name, base in bases.items()
         for cell in confirmations.recorded([name], platform_here(base))
     ]
-    due = confirmations.due(cells, nightly.day, max(most, 0), confirmed_days)
+    most = max(watched.most - len(nightly.confirmed), 0)
+    due = confirmations.due(cells, nightly.day, most, days)
     if not due:
         return
     with Progress(watched.console) as progress:
@@ -239,59 +251,58 @@ def confirm_recorded(watched: NightlyState) -> None:
             if confirmation.found is None:
                 watched.failed.append(str(confirmation))
                 continue
-            history.add_confirmation(nightly, *confirmations.key(confirmation.recorded))
+            history.add_confirmation(*confirmations.key(confirmation.recorded))
             if confirmation.is_wrong:
-                earlier_changes = [change for _, change in history.changes(nightly.id)]
-                history.set_changes(nightly, [*earlier_changes, _unlike_its_record(confirmation)])
+                history.set_changes([*nightly.changes, _unlike_its_record(confirmation)])
 
 
 def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
-    subject = catalog.scenario(confirmation.recorded.scenario).subject
+    recorded = confirmation.recorded
+    subject = catalog.scenario(recorded.scenario).subject
     return Change(
         changes.UNLIKE_ITS_RECORD,
-        confirmation.recorded.scenario,
+        recorded.scenario,
         subject,
-        confirmation.recorded.pins[subject],
-        str(confirmation.recorded.status),
+        recorded.pins[subject],
+        str(recorded.status),
         str(confirmation.found and confirmation.found.status),
         f"{confirmation}.",
     )
 
 
-def run_ours(watched: NightlyState) -> None:
-    """Run our own scenarios, buggy and fixed."""
-    nightly = watched.nightly
-    verdicts = watched.history.verdicts(nightly.id)
-    reproduced = {own.scenario for own in verdicts if own.verdict == str(Verdict.REPRODUCED)}
-    configs = [config for config in watched.configs if config.scenario not in reproduced]
+def run_ours(watched: Watch) -> None:
+    """Run our own scenarios, buggy and fixed, but those that this nightly has reproduced."""
+    ours = watched.nightly.ours
+    configs = [
+        config
+        for config in watched.configs
+        if config.scenario not in ours
+        or ours[config.scenario].result.verdict is not Verdict.REPRODUCED
+    ]
     if not configs:
         return
     with closing(side_by_side(configs, terminal(io.StringIO()))) as ended_runs:
         for _, ended in ended_runs:
-            watched.history.add_verdict(nightly, ended.result, ended.seconds, ended.folder)
-            watched.console.print(_own_line(ended))
+            watched.history.add_verdict(ended)
+            line = f"  {ended.result.scenario}: {ended.result.verdict}  [{ended.seconds:.1f} s]"
+            watched.console.print(f"{line}  {history.why(ended.result)}".rstrip())
 
 
-def find_changes(watched: NightlyState) -> None:
+def find_changes(watched: Watch) -> None:
     """Compare the results with the earlier ones, and write the changes."""
-    history, nightly = watched.history, watched.nightly
-    kinds = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
-    written = [change for _, change in history.changes(nightly.id) if change.kind in kinds]
-    before = [result for result in history.results() if result.nightly < nightly.id]
-    of_releases = changes.of_releases(
-        history.results(nightly.id), before, _releases(history), watched.day
-    )
-    earlier = [earlier for earlier in history.verdicts() if earlier.nightly < nightly.id]
-    of_ours = changes.of_ours(history.verdicts(nightly.id), earlier, watched.day)
-    history.set_changes(nightly, [*written, *of_releases, *of_ours])
+    nightly, releases = watched.nightly, watched.history.releases
+    of_releases = changes.of_releases(nightly.results, watched.before, releases, watched.day)
+    earlier = [done for each in watched.history.nightlies[:-1] for done in each.ours.values()]
+    of_ours = changes.of_ours(nightly.ours.values(), earlier, watched.day)
+    watched.history.set_changes([*_noted(watched), *of_releases, *of_ours])
 
 
-def finish(watched: NightlyState) -> None:
+def finish(watched: Watch) -> None:
     """Note that the nightly has finished."""
-    watched.history.finish(watched.nightly, utc_time())
+    watched.history.finish(utc_time())
 
 
-STEPS: tuple[Callable[[NightlyState], None], ...] = (
+STEPS: tuple[Callable[[Watch], None], ...] = (
     check_the_day,
     start,
     add_index,
@@ -306,43 +317,6 @@ STEPS: tuple[Callable[[NightlyState], None], ...] = (
 """The steps of a nightly."""
 
 
-def summary(watched: NightlyState) -> Summary:
-    """The results of a finished nightly, as the history has them."""
-    history, number = watched.history, watched.nightly.id
-    (nightly,) = (nightly for nightly in history.nightlies() if nightly.id == number)
-    nightly_changes = [change for _, change in history.changes(number)]
-    verdicts, results = history.verdicts(number), history.results(number)
-    before = {one.key for one in history.results() if one.nightly < number}
-    again = [one for one in results if one.key in before and not one.cell.status.certain]
-    return Summary(
-        nightly,
-        results,
-        verdicts,
-        again,
-        sum(night == number for night, *_ in history.confirmations()),
-        nightly_changes,
-        [*watched.notes, *watched.failed],
-        _releases(history),
-        time.monotonic() - watched.started,
-        _exit_code(watched, verdicts, nightly_changes),
-    )
-
-
-def _exit_code(
-    watched: NightlyState, verdicts: Sequence[ScenarioResult], nightly_changes: Sequence[Change]
-) -> int:
-    """1 if something got worse or a scenario of ours is not as expected; 3 if a test could not run,
-    or if no release is known."""
-    codes = [verdict.result.exit_code for verdict in verdicts]
-    codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
-    if changes.worse(nightly_changes):
-        codes.append(ExitCode.NOT_AS_EXPECTED)
-    no_releases = not watched.nightly.facts["index"] and not watched.history.releases()
-    if watched.failed or no_releases:
-        codes.append(ExitCode.INCONCLUSIVE)
-    return ExitCode.worst(codes)
-
-
 def _sound(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """The configs of scenarios that can be loaded; the others fail in ``run_ours``."""
     broken = catalog.broken()
@@ -353,17 +327,6 @@ def _lists(by_package: Index) -> list[Sequence[Release]]:
     return [of for of in by_package.values() if not isinstance(of, Fault)]
 
 
-def _releases(history: History) -> dict[tuple[str, str], Release]:
-    return {(release.package, release.version): release for release in history.releases()}
-
-
 def _name(test: ReleaseTest) -> str:
     release = test.release
     return f"{release.package} {release.version} ({release.day}), {test.scenario}"
-
-
-def _own_line(ended: Done) -> str:
-    result: RunResult = ended.result
-    why = "; ".join(reason.splitlines()[0] for reason in result.reasons if reason)
-    line = f"  {result.scenario}: {result.verdict}  [{ended.seconds:.1f} s]"
-    return f"{line}  {why}" if why else line

@@ -9,7 +9,7 @@ import pytest
 from harness.bugs import catalog
 from harness.bugs.api.spec import Story
 from harness.bugs.results import Status
-from harness.publish import markdown_pages, stories
+from harness.publish import markdown_pages
 
 WRONG, RIGHT, UNSURE = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 TWO = Story("two", "Two bugs", "One.\n\nThe other.", ("first", "second"))
@@ -18,11 +18,11 @@ TWO = Story("two", "Two bugs", "One.\n\nThe other.", ("first", "second"))
 def spans(
     monkeypatch: pytest.MonkeyPatch, statuses: Mapping[str, Mapping[str, Status]]
 ) -> list[str]:
-    monkeypatch.setattr(stories, "tested", lambda name: dict(statuses[name]))
+    monkeypatch.setattr(markdown_pages, "tested", lambda name: dict(statuses[name]))
     marks = {WRONG: "x", RIGHT: "-", UNSURE: "?", None: " "}
     return [
         f"{span}: {''.join(marks[span.statuses[name]] for name in TWO.scenarios)}"
-        for span in stories.spans(TWO)
+        for span in markdown_pages.spans(TWO)
     ]
 
 
@@ -49,9 +49,11 @@ def test_an_untested_release_has_the_status_of_neighbours_that_agree(
     ]
 
 
-@pytest.mark.parametrize("story", stories.stories(), ids=lambda story: story.name)
+@pytest.mark.parametrize("story", markdown_pages.stories(), ids=lambda story: story.name)
 def test_a_story_is_about_scenarios_of_one_package(story: Story) -> None:
-    assert {catalog.scenario(name).subject for name in story.scenarios} == {stories.subject(story)}
+    assert {catalog.scenario(name).subject for name in story.scenarios} == {
+        markdown_pages.subject(story)
+    }
 
 
 def test_a_page_names_each_bug_with_its_periods() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.publish.history import reading
-from harness.publish.history_rows import NightlyKind
 from tests.docker_nightly.engine import expect
 from tests.docker_nightly.image import NAME, ROOT
 from tests.docker_nightly.nightlies import LIMIT, Ended, Nightlies
@@ -140,8 +139,7 @@ def a_nightly_without_network(nightlies: Nightlies, *words: str) -> str:
 
 
 def history_is_complete(nightlies: Nightlies, ended: int) -> str:
-    with reading(nightlies.report / "history.jsonl") as history:
-        nights = [n for n in history.nightlies() if n.kind is NightlyKind.NIGHTLY]
+    nights = reading(nightlies.report / "history.jsonl").nightlies
     count = sum(night.ended is not None for night in nights)
     expect(count == ended, f"{count} of {len(nights)} nightlies have ended, not {ended}")
     return f"{count} of {len(nights)} nightlies have ended"

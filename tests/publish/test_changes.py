@@ -7,7 +7,7 @@ import pytest
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import Status
 from harness.publish import changes
-from harness.publish.history_rows import ReleaseResult
+from harness.publish.history import ReleaseResult
 from tests.nightly_world import NO, UNCLEAR, YES, own, release, result
 
 DAY = "2024-03-04"
@@ -37,7 +37,7 @@ def test_a_release_is_compared_with_the_one_before_it(
     before: Status, after: Status, kind: str | None
 ) -> None:
     expected = {"2.0": kind} if kind else {}
-    assert kinds([result("2.0", after, 2)], [result("1.0", before)]) == expected
+    assert kinds([result("2.0", after)], [result("1.0", before)]) == expected
 
 
 BRANCHES = [result("4.57.6", NO), result("5.1.0", YES), result("5.10.0", YES)]
@@ -66,11 +66,11 @@ FLIPS = {"1.1": "now affected", "1.2": "no longer affected"}
 def test_a_release_is_compared_within_its_branch_and_with_the_last_certain_status(
     tonight: dict[str, Status], before: list[ReleaseResult], expected: dict[str, str]
 ) -> None:
-    assert kinds([result(v, status, 2) for v, status in tonight.items()], before) == expected
+    assert kinds([result(v, status) for v, status in tonight.items()], before) == expected
 
 
 def test_a_message_about_an_inconclusive_release_says_why() -> None:
-    (change,) = changes.of_releases([result("2.0", UNCLEAR, 2)], [result("1.0", NO)], {}, DAY)
+    (change,) = changes.of_releases([result("2.0", UNCLEAR)], [result("1.0", NO)], {}, DAY)
     assert "Reason: because of 2.0." in change.message
     assert "1.0 was not affected." in change.message
     assert changes.worse([change])
@@ -96,7 +96,7 @@ GOOD, BAD, LOST = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.INCONCLUSI
 def test_a_scenario_of_ours_is_compared_with_its_last_certain_verdict(
     before: list[Verdict], after: Verdict, kind: str | None
 ) -> None:
-    earlier = [own(verdict, night) for night, verdict in enumerate(before)]
-    differences = changes.of_ours([own(after, 9)], [*earlier, own(BAD, scenario="bf16_clip")], DAY)
+    earlier = [*map(own, before), own(BAD, scenario="bf16_clip")]
+    differences = changes.of_ours([own(after)], earlier, DAY)
     assert [change.kind for change in differences] == ([kind] if kind else [])
     assert bool(changes.worse(differences)) is (kind == "no longer reproduces")

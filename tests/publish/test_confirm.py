@@ -104,9 +104,9 @@ def test_numbers_alone_are_no_failure(
 def test_watch_reports_a_difference_and_keeps_the_day(world: World) -> None:
     words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
-    with reading(Path("history.jsonl")) as history:
-        assert len(history.confirmations()) == 2
-        kinds = [(change.kind, change.version) for _, change in history.changes()]
+    tonight = reading(Path("history.jsonl")).newest
+    assert len(tonight.confirmed) == 2
+    kinds = [(change.kind, change.version) for change in tonight.changes]
     assert ("unlike its record", "0.13.0") in kinds
     steps_before = len(world.tested)
     assert steps.today() == world.day

@@ -9,7 +9,7 @@ from harness.publish.documents import documents, slug
 from harness.system.files import ROOT
 
 REPOSITORY = "https://example.org/r"
-FOUND = {one.file: one for one in documents(REPOSITORY)}
+FOUND = {one.file: one for one in documents(REPOSITORY, {})}
 
 
 def test_every_document_of_the_checkout_is_there() -> None:

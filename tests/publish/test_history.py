@@ -14,8 +14,8 @@ import pytest
 
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import RunResult
-from harness.publish.history import History, reading, writing
-from harness.publish.history_rows import Change, Nightly, NightlyKind
+from harness.publish.history import Change, reading, writing
+from harness.run.suite import Done
 from harness.system.errors import Inconclusive, UserError
 from tests.another_user import as_nobody, needs_root
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, result
@@ -23,22 +23,17 @@ from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, release, re
 AT, ENDED = "2024-03-04T02:00:00Z", "2024-03-04T02:10:00Z"
 
 
-def begun(
-    history: History, day: str = "2024-03-04", kind: NightlyKind = NightlyKind.NIGHTLY
-) -> Nightly:
-    return history.start(kind, day, AT, {"cpus": 2})
-
-
 def write_history(file: Path) -> Path:
     with writing(file) as history:
-        night = begun(history)
+        history.start("2024-03-04", AT, {"cpus": 2})
         history.add_releases([release("0.13.2", "2024-02-12"), release("0.13.3", "2024-02-23")])
-        history.add_results([result("0.13.2", YES, night.id)])
+        history.add_result(result("0.13.2", YES))
         verdict = RunResult(SCENARIO, Verdict.REPRODUCED, (), ())
-        history.add_verdict(night, verdict, 2.5, Path("runs/one"))
+        history.add_verdict(Done(verdict, 2.5, Path("runs/one")))
         about = (SCENARIO, PACKAGE, "0.13.2", str(NO), str(YES))
-        history.set_changes(night, [Change("now affected", *about, "it is affected")])
-        history.finish(night, ENDED)
+        history.set_changes([Change("now affected", *about, "it is affected")])
+        history.add_confirmation(SCENARIO, "{}")
+        history.finish(ENDED)
     return file
 
 
@@ -50,70 +45,70 @@ def file(tmp_path: Path) -> Path:
 def check_refused(file: Path, error: type[Exception], message: str) -> None:
     """Neither a reader nor a writer may open this file or change it."""
     before, beside = file.read_bytes(), set(file.parent.iterdir())
-    for opened in (reading, writing):
-        with pytest.raises(error, match=message) as caught, opened(file) as history:
-            history.nightlies(), history.results(), history.verdicts(), history.changes()
-        assert "\n" not in str(caught.value)
-        assert len(str(caught.value)) < len(str(file)) + 600
+    with pytest.raises(error, match=message) as caught:
+        reading(file)
+    with pytest.raises(error, match=message), writing(file):
+        raise AssertionError("a damaged history was opened")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(file)) + 600
     assert file.read_bytes() == before
     assert set(file.parent.iterdir()) == beside
 
 
 def test_what_was_stored_can_be_read_again(file: Path) -> None:
-    with reading(file) as history:
-        (night,) = history.nightlies()
-        assert (night.kind, night.day, night.ended) == (NightlyKind.NIGHTLY, "2024-03-04", ENDED)
-        assert night.facts == {"cpus": 2}
-        assert [r.version for r in history.releases(PACKAGE)] == ["0.13.2", "0.13.3"]
-        assert history.releases("transformers") == []
-        assert history.results() == [result("0.13.2", YES, night.id)]
-        (row,) = history.verdicts(night.id, SCENARIO)
-        assert (row.verdict, row.seconds, row.run) == ("reproduced", 2.5, "runs/one")
-        assert row.result.exit_code == 0
-        ((number, change),) = history.changes()
-        expected = (night.id, "now affected", "it is affected")
-        assert (number, change.kind, change.message) == expected
+    history = reading(file)
+    (night,) = history.nightlies
+    assert (night.day, night.ended, night.facts) == ("2024-03-04", ENDED, {"cpus": 2})
+    assert [version for _, version in history.releases] == ["0.13.2", "0.13.3"]
+    assert night.results == [result("0.13.2", YES)]
+    done = night.ours[SCENARIO]
+    assert (done.result.verdict, done.seconds) == (Verdict.REPRODUCED, 2.5)
+    assert done.folder == Path("runs/one")
+    assert [(change.kind, change.message) for change in night.changes] == [
+        ("now affected", "it is affected")
+    ]
+    assert night.confirmed == {(SCENARIO, "{}")}
 
 
 def test_newer_entries_replace_older_ones(tmp_path: Path) -> None:
     with writing(tmp_path / "h.jsonl") as history:
-        night = begun(history)
+        history.start("2024-03-04", AT, {})
         for status in (UNCLEAR, NO):
-            history.add_results([result("0.13.2", status, night.id)])
+            history.add_result(result("0.13.2", status))
         for yanked in (False, True):
             history.add_releases([release("0.13.2", "2024-02-12", yanked)])
         for kind in ("yanked", "certain again"):
-            history.set_changes(night, [Change(kind, SCENARIO, None, None, None, "x", "y")])
-        assert [each.cell.status for each in history.results()] == [NO]
-        assert [r.yanked for r in history.releases()] == [True]
-        assert [c.kind for _, c in history.changes()] == ["certain again"]
+            history.set_changes([Change(kind, SCENARIO, None, None, None, "x", "y")])
+    for opened in (history, reading(tmp_path / "h.jsonl")):
+        assert [each.cell.status for each in opened.results()] == [NO]
+        assert [r.yanked for r in opened.releases.values()] == [True]
+        assert [c.kind for c in opened.newest.changes] == ["certain again"]
 
 
 def test_a_nightly_that_was_killed_is_continued(tmp_path: Path) -> None:
     file = tmp_path / "h.jsonl"
     with writing(file) as history:
-        recorded = begun(history, "2026-01-01", NightlyKind.RECORDED)
-        night = begun(history)
-        assert night.id != recorded.id
-        history.add_results([result("0.13.2", YES, night.id)])
+        history.start("2024-03-04", AT, {"cpus": 2})
+        history.add_result(result("0.13.2", YES))
     with writing(file) as history:
-        sequel = history.start(NightlyKind.NIGHTLY, "2024-03-05", AT, {"cpus": 4})
-        assert (sequel.id, sequel.day, sequel.facts) == (night.id, "2024-03-05", {"cpus": 4})
-        history.finish(sequel, AT)
-        assert begun(history, "2024-03-05").id != night.id
-        assert len(history.results(night.id)) == 1
+        history.start("2024-03-05", AT, {"cpus": 4})
+        (night,) = history.nightlies
+        assert (night.day, night.facts) == ("2024-03-05", {"cpus": 4})
+        assert len(night.results) == 1
+        history.finish(AT)
+        history.start("2024-03-05", AT, {})
+        assert [len(each.results) for each in history.nightlies] == [1, 0]
 
 
 WRITER = """
 import sys, time
 from pathlib import Path
 from harness.publish.history import writing
-from harness.publish.history_rows import NightlyKind
 from tests.nightly_world import YES, result
 with writing(Path(sys.argv[1])) as history:
-    night = history.start(NightlyKind.NIGHTLY, "2024-03-04", "2024-03-04T02:00:00Z", {})
+    history.start("2024-03-04", "2024-03-04T02:00:00Z", {})
     for number in range(100_000):
-        history.add_results([result(f"0.{number}", YES, night.id)])
+        history.add_result(result(f"0.{number}", YES))
         print(number, flush=True)
         time.sleep(0.002)
 """
@@ -141,9 +136,9 @@ def test_a_killed_writer_loses_nothing_that_it_stored(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGKILL)
             printed = process.stdout.read().split() if process.stdout else []
         with writing(file) as history:
-            (night,) = history.nightlies()  # the next writer continues it
+            (night,) = history.nightlies  # the next writer continues it
             assert night.ended is None
-            stored = {one.version for one in history.results(night.id)}
+            stored = {one.version for one in night.results}
             assert {f"0.{n}" for n in [*range(21), *printed]} <= stored, attempt
 
 
@@ -154,11 +149,9 @@ def test_a_second_writer_is_refused_and_readers_are_not(tmp_path: Path) -> None:
             read_until(process, 0)
             with pytest.raises(Inconclusive, match="another command is writing to"), writing(file):
                 raise AssertionError("both write")
-            with reading(file) as history:
-                assert history.nightlies()
-                before = len(history.results())
-                read_until(process, before + 5)
-                assert len(history.results()) > before
+            before = len(reading(file).results())
+            read_until(process, before + 5)
+            assert len(reading(file).results()) > before
         finally:
             process.kill()
 
@@ -167,14 +160,11 @@ def test_a_second_writer_is_refused_and_readers_are_not(tmp_path: Path) -> None:
 def test_a_history_that_lost_its_end_keeps_its_whole_lines(file: Path, share: float) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
-    with reading(file) as history:
-        (night,) = history.nightlies()
-        assert night.ended is None
+    assert reading(file).newest.ended is None
     with writing(file) as history:
-        assert begun(history).id == night.id
-        history.finish(night, ENDED)
-    with reading(file) as history:
-        assert [one.ended for one in history.nightlies()] == [ENDED]
+        history.start("2024-03-04", AT, {})
+        history.finish(ENDED)
+    assert [one.ended for one in reading(file).nightlies] == [ENDED]
 
 
 def test_what_has_not_changed_is_not_written_again(file: Path) -> None:
@@ -187,10 +177,10 @@ def test_what_has_not_changed_is_not_written_again(file: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        '{"result": {"nightly": 7}}',
-        '{"changes": [7, []]}',
+        '{"result": {"package": 7}}',
+        '{"changes": [7]}',
         '{"night": {}}',
-        '{"nightly": {"kind": "night"}}',
+        '{"nightly": {"day": "2024-03-04"}}',
         '{"release": 3}',
         "[]",
         "{",
@@ -223,15 +213,14 @@ def spoilt(number: int, file: Path) -> None:
 def test_random_damage_is_reported_in_one_line(file: Path, tmp_path: Path) -> None:
     content, messages = file.read_bytes(), []
     for number in range(80):
-        damaged = tmp_path / f"{number}.sqlite"
+        damaged = tmp_path / f"{number}.jsonl"
         damaged.write_bytes(content)
         spoilt(number, damaged)
         try:
-            with reading(damaged) as history:
-                history.nightlies(), history.releases(), history.results(), history.verdicts()
-                history.changes(), history.newest_results(SCENARIO)
+            reading(damaged).results()
             with writing(damaged) as history:
-                history.finish(begun(history), AT)
+                history.start("2024-03-04", AT, {})
+                history.finish(AT)
         except UserError as error:
             messages.append(str(error))
         except Exception as error:
@@ -248,15 +237,12 @@ def test_another_file_is_not_a_history_and_left_alone(tmp_path: Path, content: s
 
 
 def test_a_missing_history_names_the_command_that_creates_one(tmp_path: Path) -> None:
-    with (
-        pytest.raises(UserError, match="create one with python -m harness watch"),
-        reading(tmp_path / "h.jsonl"),
-    ):
-        pass
+    with pytest.raises(UserError, match="create one with python -m harness watch"):
+        reading(tmp_path / "h.jsonl")
     assert not list(tmp_path.iterdir())
     (tmp_path / "h.jsonl").touch()
     with writing(tmp_path / "h.jsonl") as history:
-        assert history.nightlies() == []
+        assert history.nightlies == []
 
 
 @needs_root
@@ -266,8 +252,7 @@ def test_a_history_in_a_read_only_folder_can_be_read(shared: Path) -> None:
     (shared / ".h.jsonl.lock").unlink()
 
     def look() -> Iterator[tuple[int, str]]:
-        with reading(file) as history:
-            nights = len(history.nightlies())
+        nights = len(reading(file).nightlies)
         try:
             with writing(file):
                 yield nights, "written"

@@ -14,6 +14,7 @@ from harness.bugs.periods import alive
 from harness.cli import pages
 from harness.publish import docs_tables, field, markdown_pages
 from harness.publish.alive import alive_bugs
+from harness.publish.markdown_pages import BY_HAND, END
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_the_page_of_living_bugs_stays_while_a_scenario_is_broken(
 
 
 def test_a_page_tells_all_that_the_code_says(pages_folder: Path) -> None:
-    text = pages.page("sampler_shards")
+    text = markdown_pages.of_bug("sampler_shards")
     scenario = catalog.scenario("sampler_shards")
     for part in (
         "# sampler_shards\n",
@@ -130,8 +131,8 @@ def test_a_page_tells_all_that_the_code_says(pages_folder: Path) -> None:
 def test_what_is_written_by_hand_is_kept_and_all_else_made_anew(pages_folder: Path) -> None:
     pages.write(["device_math"])
     page = pages_folder / "scenarios" / "torch" / "device_math" / "README.md"
-    mine = f"{pages.BY_HAND}\n## Mine\n\nAnd not the code's.\n{pages.END}"
-    page.write_text(page.read_text().replace(f"{pages.BY_HAND}\n{pages.END}", mine) + "astray\n")
+    mine = f"{BY_HAND}\n## Mine\n\nAnd not the code's.\n{END}"
+    page.write_text(page.read_text().replace(f"{BY_HAND}\n{END}", mine) + "astray\n")
     pages.write(["device_math"])
     assert mine in page.read_text()
     assert "astray" not in page.read_text()

@@ -16,8 +16,7 @@ from harness.bugs import result_file
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import Result, Status
 from harness.publish import changes as compared
-from harness.publish.history import History, reading, writing
-from harness.publish.history_rows import NightlyKind
+from harness.publish.history import Nightly, newest_certain, reading, writing
 from harness.releases import sources
 from harness.run import cells
 from harness.system.errors import Fault, UserError
@@ -43,9 +42,12 @@ def watch(*words: str) -> int:
     return main(["watch", f"scenario={SCENARIO}", "--confirm", "0", *words])
 
 
-def changes(file: Path = FILE) -> list[tuple[str, str | None]]:
-    with reading(file) as history:
-        return [(change.kind, change.version) for _, change in history.changes()]
+def nights() -> list[Nightly]:
+    return reading(FILE).nightlies
+
+
+def changes() -> list[tuple[str, str | None]]:
+    return [(change.kind, change.version) for night in nights() for change in night.changes]
 
 
 def appeared(world: World, version: str, day: str, status: Status | Exception = NO) -> None:
@@ -53,21 +55,16 @@ def appeared(world: World, version: str, day: str, status: Status | Exception = 
     world.statuses[version] = status
 
 
-def test_a_history_starts_with_recorded_results_and_the_newest_release(
-    world: World, capsys: Capture
-) -> None:
+def test_a_first_nightly_tests_the_newest_release(world: World, capsys: Capture) -> None:
     assert watch() == 0
     assert world.versions == ["0.13.1"]
     assert world.ran == [SCENARIO]
-    with reading(FILE) as history:
-        recorded, tonight = nights = history.nightlies()
-        kinds = [(NightlyKind.RECORDED, "2024-03-01"), (NightlyKind.NIGHTLY, "2024-03-04")]
-        assert [(night.kind, night.day) for night in nights] == kinds
-        assert all(night.ended for night in nights)
-        assert tonight.facts["index"] is True
-        tested = [(result.nightly, result.version) for result in history.results()]
-        assert tested == [(recorded.id, "0.13.0"), (tonight.id, "0.13.1")]
-        assert [own.verdict for own in history.verdicts()] == ["reproduced"]
+    (tonight,) = nights()
+    assert tonight.day == "2024-03-04"
+    assert tonight.ended
+    assert tonight.facts["index"] is True
+    assert [result.version for result in tonight.results] == ["0.13.1"]
+    assert [own.result.verdict for own in tonight.ours.values()] == ["reproduced"]
     line = "nightly of 2024-03-04: 1 release tested, 1 scenario of ours (1 reproduced), no change"
     assert line in capsys.readouterr().out
 
@@ -155,9 +152,10 @@ def test_a_yanked_release_is_reported_and_keeps_its_status(world: World, capsys:
     out = capsys.readouterr().out
     assert "deepspeed 0.13.1 was yanked and is no longer tested" in out
     assert f"Its last status stays: {SCENARIO} (not affected)." in out
-    with reading(FILE) as history:
-        assert history.newest_results(SCENARIO)[PACKAGE, "0.13.1"].cell.status is NO
-        assert [r.version for r in history.releases() if r.yanked] == ["0.13.1"]
+    history = reading(FILE)
+    newest = newest_certain(history.results())
+    assert newest[SCENARIO, PACKAGE, "0.13.1"].cell.status is NO
+    assert [r.version for r in history.releases.values() if r.yanked] == ["0.13.1"]
     assert watch() == 0
     assert changes() == [("yanked", "0.13.1")]
 
@@ -176,8 +174,7 @@ def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     assert watch() == 0
     assert world.versions == ["0.13.1"] * 2
     assert "the package index does not respond" in capsys.readouterr().out
-    with reading(FILE) as history:
-        assert history.nightlies()[-1].facts["index"] is False
+    assert nights()[-1].facts["index"] is False
     appeared(world, "0.13.2", "2024-03-04")
     world.fault = None
     watch()
@@ -196,15 +193,13 @@ def test_the_next_nightly_continues_one_that_was_killed_and_reports_everything(
     assert watch() == 130
     assert "interrupted" in capsys.readouterr().err
     world.killed_after = None
-    with reading(FILE) as history:
-        killed = history.nightlies()[-1]
-        assert killed.ended is None
-        assert [result.version for result in history.results(killed.id)] == ["0.13.2"]
+    count = len(nights())
+    assert nights()[-1].ended is None
+    assert [result.version for result in nights()[-1].results] == ["0.13.2"]
     assert watch() == 1
     assert world.versions == ["0.13.2", "0.13.3"]  # neither was tested twice
-    with reading(FILE) as history:
-        assert history.nightlies()[-1].id == killed.id
-        assert history.nightlies()[-1].ended
+    assert len(nights()) == count
+    assert nights()[-1].ended
     flips = [("now affected", "0.13.2"), ("no longer affected", "0.13.3")]
     assert changes() == [("yanked", "0.13.0"), *flips]
 
@@ -223,22 +218,6 @@ def test_finished_runs_of_a_killed_nightly_are_not_repeated(
     assert world.ran == [SCENARIO]
 
 
-def test_recorded_results_are_added_again_if_that_was_interrupted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(History, "finish", interrupted)
-        assert watch() == 130
-    assert watch() == 0
-    with reading(FILE) as history:
-        nights = history.nightlies()
-        assert [(n.kind, bool(n.ended)) for n in nights] == [
-            (NightlyKind.RECORDED, True),
-            (NightlyKind.NIGHTLY, True),
-        ]
-        assert len(history.results(nights[0].id)) == 1
-
-
 def test_only_one_nightly_at_a_time_writes_to_a_history(world: World, capsys: Capture) -> None:
     with writing(FILE):
         assert watch() == 3
@@ -254,8 +233,7 @@ def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) ->
     assert watch("--history", "another.jsonl") == 3
     lines = capsys.readouterr().err.splitlines()
     assert ["clock right" in line for line in lines] == [True, True]
-    with reading(FILE) as history:
-        assert len(history.nightlies()) == 2
+    assert len(nights()) == 1
 
 
 @pytest.mark.parametrize(
@@ -417,6 +395,4 @@ def test_a_nightly_reports_a_regression_of_a_source_once(
     assert watch("--source", f"{PACKAGE}=../checkout") == 1
     world.day = "2024-03-05"
     assert watch("--source", f"{PACKAGE}=../checkout") == 0, "the same regression, one commit later"
-    with reading(FILE) as history:
-        flips = [(change.kind, change.scenario, change.version) for _, change in history.changes()]
-    assert flips == [("now affected", SCENARIO, f"0.14.0+g{'a' * 12}")]
+    assert changes() == [("now affected", f"0.14.0+g{'a' * 12}")]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.__main__ import INTERRUPTED
+from harness.__main__ import INTERRUPTED, main
+from harness.bugs import result_file
 from harness.publish.history import reading, writing
-from harness.publish.history_rows import NightlyKind
 from harness.system.machine import cache_folder
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES, result
@@ -48,24 +48,29 @@ def index() -> Iterator[dict[str, str]]:
 @pytest.mark.launch
 @pytest.mark.slow
 def test_a_nightly_of_real_runs_reports_when_a_bug_appeared(
-    sandbox: Sandbox, index: dict[str, str]
+    sandbox: Sandbox,
+    index: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for name, value in index.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(sandbox.cwd)
+    monkeypatch.setattr(result_file, "statuses", lambda _: [])  # all releases are new
     file, timestamp = sandbox.cwd.parent / "nights.jsonl", "2024-05-15T03:00:00Z"
-    with writing(file) as history:  # the nightly before: no recorded result is added to it
-        before = history.start(NightlyKind.NIGHTLY, "2024-05-15", timestamp, {})
-        history.add_results([result(CLEAN, NO, before.id, SCENARIO, PACKAGE)])
-        history.finish(before, timestamp)
-    tonight = sandbox.run(*WATCH, "--summary", "../night.md", **index)
-    assert tonight.code == 1, tonight
-    assert "accelerate 0.29.3 (2024-05-16) is affected by sampler_shards; 0.24.1 was" in tonight.out
-    assert "1 scenario of ours (1 reproduced)" in tonight.out
-    with reading(file) as history:
-        entries = history.newest_results(SCENARIO).items()
-        assert {key[1]: r.cell.status for key, r in entries} == {CLEAN: NO, AFFECTED: YES}
-        (verdict,) = history.verdicts()
-        assert verdict.run is not None
-        assert (Path(verdict.run) / "verdict.json").is_file()
-    assert sandbox.living() == []
+    with writing(file) as history:
+        history.start("2024-05-15", timestamp, {})
+        history.add_result(result(CLEAN, NO, SCENARIO, PACKAGE))
+        history.finish(timestamp)
+    assert main([*WATCH, f"runs={sandbox.runs}", "--summary", "../night.md"]) == 1
+    out = capsys.readouterr().out
+    assert "accelerate 0.29.3 (2024-05-16) is affected by sampler_shards; 0.24.1 was" in out
+    assert "1 scenario of ours (1 reproduced)" in out
+    nightly = reading(file).newest
+    assert [(each.version, each.cell.status) for each in nightly.results] == [(AFFECTED, YES)]
+    folder = nightly.ours[SCENARIO].folder
+    assert folder
+    assert (folder / "verdict.json").is_file()
 
 
 @pytest.mark.launch
@@ -81,10 +86,7 @@ def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
     assert ending.code == INTERRUPTED
     assert ending.err.splitlines()[-1].startswith("harness: interrupted")
     assert sandbox.living() == []
-    with reading(file) as history:
-        (tonight,) = (night for night in history.nightlies() if night.kind is NightlyKind.NIGHTLY)
-        assert tonight.ended is None
+    assert [night.ended for night in reading(file).nightlies] == [None]
     assert sandbox.run(*WATCH, **index).code == 0
-    with reading(file) as history:
-        nights = [n for n in history.nightlies() if n.kind is NightlyKind.NIGHTLY and n.ended]
-        assert [night.id for night in nights] == [tonight.id]
+    (night,) = reading(file).nightlies
+    assert night.ended
