@@ -1,15 +1,15 @@
-"""Draws each kind of a scenario's picture with Altair, as Vega-Lite: lines, bars, grids.
+"""Draws a scenario's pictures: lines with Altair, as Vega-Lite; bars and grids as tables.
 
 Colours have names such as ``var:--buggy``, which the page replaces by colours of its scheme.
-Colour is never the only difference: lines also have dashes and shapes of points, bars have
-positions, words in a grid have signs, and every chart has a table of its numbers.
+Colour is never the only difference: lines also have dashes and shapes of points, bars have their
+numbers, words in a grid have signs, and lines have a table of their numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -43,10 +43,10 @@ def names_of(names: Iterable[str]) -> list[str]:
     return sorted(ordered, key=lambda name: (name != BUGGY, name != FIXED, ordered.index(name)))
 
 
-def _by(channel: Any, field: str, names: list[str], looks: Sequence[Any], **more: Any) -> Any:
+def _by(channel: Any, names: list[str], looks: Sequence[Any], **more: Any) -> Any:
     """An encoding channel with a look for each name, in the order of the names."""
     scale = alt.Scale(domain=names, range=looks)
-    return channel(f"{field}:N", title=None, sort=names, scale=scale, **more)
+    return channel("name:N", title=None, sort=names, scale=scale, **more)
 
 
 def plain_axis(title: str | None, values: Iterable[float] = (), **more: Any) -> Any:
@@ -57,22 +57,19 @@ def plain_axis(title: str | None, values: Iterable[float] = (), **more: Any) -> 
     return alt.Axis(title=title or None, labelExpr="format(datum.value, '.6~g')", **more)
 
 
-def limits(limits: Mapping[str, float], along: str = "y") -> list[Any]:
+def limits(limits: Mapping[str, float]) -> list[Any]:
     """A dashed line across the chart for each limit, with its name."""
     if not limits:
         return []
     levels = [{"name": name, "level": level} for name, level in limits.items()]
-    base = alt.Chart(alt.InlineData(values=levels))
     hover = [alt.Tooltip("name:N", title="limit"), alt.Tooltip("level:Q", title="at")]
-    base = base.encode(**{along: "level:Q"}, tooltip=hover)
-    words = {"align": "right", "dx": -4, "fontStyle": "italic", "color": "var:--ink"}
-    if along == "y":
-        text = base.mark_text(**words, baseline="bottom", dy=-3).encode(x=alt.value("width"))
-    else:
-        text = base.mark_text(**words, baseline="top", dy=4).encode(y=alt.value(0))
+    base = alt.Chart(alt.InlineData(values=levels)).encode(y="level:Q", tooltip=hover)
+    words = base.mark_text(
+        align="right", dx=-4, fontStyle="italic", color="var:--ink", baseline="bottom", dy=-3
+    )
     return [
         base.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var:--ink"),
-        text.encode(text="name:N"),
+        words.encode(x=alt.value("width"), text="name:N"),
     ]
 
 
@@ -83,38 +80,54 @@ Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A row of a table of bars."""
+
+    name: str
+    variant: str
+    value: str
+    share: float
+    """The length of its bar, of the longest."""
+    colour: str
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a grid."""
+
+    text: str = ""
+    sign: str = ""
+    style: str = ""
+    """Its colours, as CSS."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A table of a grid."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Field, ...]], ...]
+
+
+@dataclass(frozen=True)
 class Chart:
-    """A chart on a page: its texts, its drawing, and its numbers."""
+    """A chart on a page: its texts; and lines with their numbers, bars, or panels."""
 
     title: str
     summary: str
-    panels: tuple[tuple[str, Spec], ...]
-    """The name of each part, empty if there is only one, and its Vega-Lite."""
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """The numbers as a table, up to MOST_ROWS."""
+    spec: Spec | None = None
+    """Lines, as Vega-Lite."""
+    columns: tuple[str, ...] = ()
+    """The titles of its columns, or what the axes of panels are."""
+    rows: tuple[tuple[str, ...], ...] = ()
+    """The numbers of lines as a table, up to MOST_ROWS."""
     left_out: int = 0
     """How many rows the table does not show."""
-    abreast: int = 1
-    """How many panels are side by side if there is room."""
-
-
-def make_chart(
-    title: str,
-    summary: str,
-    panels: Sequence[tuple[str, Any]],
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-) -> Chart:
-    texts = tuple(tuple(map(text, row)) for row in rows[:MOST_ROWS])
-    specs = tuple((name, _spec(drawn, summary)) for name, drawn in panels)
-    return Chart(title, summary, specs, tuple(columns), texts, max(0, len(rows) - MOST_ROWS))
-
-
-def _spec(drawn: Any, summary: str) -> Spec:
-    spec: Spec = drawn.properties(description=summary).to_dict(validate=False)
-    spec.pop("config", None)  # the page has its own, for its colour scheme
-    return spec
+    bars: tuple[Bar, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    legend: tuple[Field, ...] = ()
+    """What the colours and the signs of the panels mean."""
 
 
 def text(value: Any) -> str:
@@ -144,8 +157,16 @@ def _lines(picture: Lines) -> Chart:
     drawn = alt.layer(
         *_traces(picture, rows, names, x, y), *limits(picture.limits), *_marks(picture.marks)
     ).properties(width="container", height=TALL)
-    columns = ("line", picture.x, picture.y or "value")
-    return make_chart(picture.title, picture.caption, [("", drawn)], columns, picture.points)
+    spec: Spec = drawn.properties(description=picture.caption).to_dict(validate=False)
+    spec.pop("config", None)  # the page has its own, for its colour scheme
+    return Chart(
+        picture.title,
+        picture.caption,
+        spec,
+        ("line", picture.x, picture.y or "value"),
+        tuple(tuple(map(text, row)) for row in picture.points[:MOST_ROWS]),
+        max(0, len(picture.points) - MOST_ROWS),
+    )
 
 
 def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any, y: Any) -> Any:
@@ -154,9 +175,9 @@ def _traces(picture: Lines, rows: list[dict[str, Any]], names: list[str], x: Any
     longest = max((sum(row["name"] == name for row in rows) for name in names), default=0)
     few = longest <= FEW_POINTS
     legend = alt.Undefined if few else alt.Legend(symbolType="stroke")
-    colour = _by(alt.Color, "name", names, colours(names), legend=legend)
-    dash = _by(alt.StrokeDash, "name", names, cycle(DASHES, names), legend=legend)
-    shape = _by(alt.Shape, "name", names, cycle(SHAPES, names))
+    colour = _by(alt.Color, names, colours(names), legend=legend)
+    dash = _by(alt.StrokeDash, names, cycle(DASHES, names), legend=legend)
+    shape = _by(alt.Shape, names, cycle(SHAPES, names))
     hover = [
         alt.Tooltip("name:N", title="line"),
         alt.Tooltip("x:Q", title=picture.x),
@@ -203,135 +224,67 @@ def _by_magnitude(title: str, levels: Sequence[float]) -> Any:
     return alt.Y("value:Q", title=title or None, scale=scale, axis=axis)
 
 
-FILLED = [1.0, 0.25, 0.65, 0.45, 0.85, 0.1]
-"""The opacity of each variant's bars, for readers who cannot distinguish the colours."""
-
-
 def _bars(picture: Bars) -> Chart:
     variants = names_of(variant for variant, *_ in picture.values)
+    looks = dict(zip(variants, colours(variants), strict=True))
     names = list(dict.fromkeys(name for _, name, _ in picture.values))
-    rows = [
-        {"variant": variant, "name": name, "value": finite(value)}
-        for variant, name, value in picture.values
-    ]
-    hover = [
-        alt.Tooltip("variant:N"),
-        alt.Tooltip("name:N", title="of"),
-        alt.Tooltip("value:Q", title=picture.x or "value", format=".5~g"),
-    ]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        y=alt.Y("name:N", title=None, sort=names), yOffset=alt.YOffset("variant:N", sort=variants)
+    rows = sorted(picture.values, key=lambda row: (names.index(row[1]), variants.index(row[0])))
+    rows += [("limit", name, level) for name, level in picture.limits.items()]
+    longest = max((abs(finite(value) or 0) for *_, value in rows), default=0) or 1
+    bars = (
+        Bar(name, variant, text(value), abs(finite(value) or 0) / longest, _css(looks.get(variant)))
+        for variant, name, value in rows
     )
-    bars = base.mark_bar(strokeWidth=1.5).encode(
-        x=alt.X("value:Q", axis=plain_axis(picture.x, tickCount=5)),
-        fill=_by(alt.Fill, "variant", variants, colours(variants)),
-        stroke=_by(alt.Stroke, "variant", variants, colours(variants)),
-        fillOpacity=_by(alt.FillOpacity, "variant", variants, cycle(FILLED, variants)),
-        tooltip=hover,
+    return Chart(
+        picture.title, picture.caption, columns=("", "", picture.x or "value"), bars=tuple(bars)
     )
-    tall = max(60, 14 * len(names) * len(variants) + 8 * len(names))
-    drawn = alt.layer(bars, *limits(picture.limits, "x")).properties(width="container", height=tall)
-    columns = ("variant", "of", picture.x or "value")
-    return make_chart(picture.title, picture.caption, [("", drawn)], columns, picture.values)
 
 
-FEW_COLUMNS = 8
-"""Up to this many columns, the values are written in the fields, also on a phone."""
-MANY_COLUMNS = 24
-"""With more columns, a panel takes the width of the page."""
+def _css(colour: str | None) -> str:
+    """A colour of the page as CSS has it."""
+    return f"var({(colour or 'var:--dim').removeprefix('var:')})"
+
+
+SIGNS = "○△□◇+-"
 
 
 def _grid(picture: Grid) -> Chart:
-    panels = list(dict.fromkeys(panel for panel, *_ in picture.fields))
-    values = [value for *_, value in picture.fields if value is not None]
+    values = dict.fromkeys(value for *_, value in picture.fields)
     words = [value for value in values if isinstance(value, str)]
-    drawn = []
-    for panel in panels:
-        fields = [field for field in picture.fields if field[0] == panel]
-        few = len({x for _, x, _, _ in fields}) <= FEW_COLUMNS
-        colour = (
-            _by_word(list(dict.fromkeys(words)), picture.wrong)
-            if words
-            else _by_number(values, few)
+    right = [word for word in words if word not in picture.wrong]
+    numbers = [n for v in values if not isinstance(v, str) and (n := finite(v)) is not None]
+    least, most = min(numbers, default=0.0), max(numbers, default=0.0)
+
+    def field(value: float | str | None) -> Field:
+        if isinstance(value, str):
+            wrong = value in picture.wrong
+            number = 0 if wrong else right.index(value) % len(OTHERS)
+            colour = _css("var:--buggy" if wrong else OTHERS[number])
+            return Field(value, "●" if wrong else SIGNS[number], f"color: {colour}")
+        if (level := finite(value)) is None:
+            return Field(text(value))
+        share = (level - least) / (most - least or 1)
+        shade = f"color-mix(in srgb, var(--most) {share:.0%}, var(--least))"
+        ink = "var(--on-most)" if share > 0.5 else "var(--on-least)"
+        return Field(text(level), style=f"background: {shade}; color: {ink}")
+
+    panels = []
+    for panel in dict.fromkeys(name for name, *_ in picture.fields):
+        fields = {(y, x): field(value) for name, x, y, value in picture.fields if name == panel}
+        across = list(dict.fromkeys(x for _, x in fields))
+        rows = (
+            (str(y), tuple(fields.get((y, x), Field()) for x in across))
+            for y in dict.fromkeys(y for y, _ in fields)
         )
-        drawn.append((panel, _panel(picture, fields, colour, bool(words))))
-    columns = ("panel", picture.x or "column", picture.y or "row", picture.value or "value")
-    wide = len({x for _, x, _, _ in picture.fields}) > MANY_COLUMNS
-    drawing = make_chart(picture.title, picture.caption, drawn, columns, picture.fields)
-    return replace(drawing, abreast=1 if wide else 2 if len(panels) in (2, 4) else 3)
-
-
-def _panel(picture: Grid, fields: Sequence[tuple[Any, ...]], colour: Any, words: bool) -> Any:
-    across = list(dict.fromkeys(str(field[1]) for field in fields))
-    down = list(dict.fromkeys(str(field[2]) for field in fields))
-    rows = [
-        {"x": str(x), "y": str(y), "value": _value(value), "label": text(value)}
-        for _, x, y, value in fields
-    ]
-    few = len(across) <= FEW_COLUMNS
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        x=alt.X(
-            "x:N",
-            sort=across,
-            title=picture.x or None,
-            axis=alt.Axis(labelOverlap=True, labelAngle=0 if few else -60, orient="bottom"),
-        ),
-        y=alt.Y("y:N", sort=down, title=picture.y or None, axis=alt.Axis(labelOverlap=True)),
-        tooltip=[
-            alt.Tooltip("x:N", title=picture.x or "column"),
-            alt.Tooltip("y:N", title=picture.y or "row"),
-            alt.Tooltip("label:N", title=picture.value or "value"),
-        ],
-    )
-    layers = [base.mark_rect(stroke="var:--page", strokeWidth=1).encode(color=colour)]
-    if few and not words:
-        layers.append(_written(base, picture))
-    elif words:
-        layers.append(_signed(base, colour))
-    tall = max(70, min(28, max(8, 420 // len(down))) * len(down))
-    return alt.layer(*layers).properties(width="container", height=tall)
-
-
-def _value(value: float | str | None) -> float | str | None:
-    return finite(value) if isinstance(value, (int, float)) else value
-
-
-def _by_number(values: Sequence[Any], written: bool) -> Any:
-    """Shades of one colour; with a legend if the values are not written in their fields."""
-    numbers = [number for value in values if (number := finite(value)) is not None]
-    ends = [min(numbers, default=0.0), max(numbers, default=1.0)]
-    shades = alt.Scale(
-        domain=ends, range=["var:--least", "var:--middle", "var:--most"], interpolate="lab"
-    )
-    legend = None if written else alt.Legend(gradientLength=120, format=".3~g")
-    return alt.Color("value:Q", title=None, scale=shades, legend=legend)
-
-
-def _by_word(words: list[str], wrong_words: Sequence[str]) -> Any:
-    """A colour for each word; words that should not occur get the bug's colour."""
-    right_words = [word for word in words if word not in wrong_words]
-    colours = dict(zip(right_words, cycle(OTHERS, right_words), strict=True))
-    shades = [colours.get(word, "var:--buggy") for word in words]
-    return _by(alt.Color, "value", words, shades)
-
-
-def _written(base: Any, picture: Grid) -> Any:
-    """The values in their fields, in a readable colour."""
-    values = [_value(value) for *_, value in picture.fields]
-    numbers = [value for value in values if isinstance(value, float)]
-    middle = (min(numbers, default=0.0) + max(numbers, default=0.0)) / 2
-    ink = alt.condition(
-        f"datum.value > {middle!r}", alt.value("var:--on-most"), alt.value("var:--on-least")
-    )
-    return base.mark_text(fontSize=10).encode(text=alt.Text("value:Q", format=".3~g"), color=ink)
-
-
-def _signed(base: Any, colour: Any) -> Any:
-    """A sign for each word, for readers who cannot distinguish the colours."""
-    words = colour.to_dict()["scale"]["domain"]
-    shape = _by(alt.Shape, "value", words, cycle(SHAPES, words))
-    return base.mark_point(filled=True, size=22, opacity=0.9).encode(
-        shape=shape, color=alt.value("var:--page")
+        panels.append(Panel(panel, tuple(map(str, across)), tuple(rows)))
+    legend = map(field, words or dict.fromkeys([least, most]))
+    axes = {"columns": picture.x, "rows": picture.y, "values": picture.value}
+    return Chart(
+        picture.title,
+        picture.caption,
+        columns=tuple(f"{axis}: {title}" for axis, title in axes.items() if title),
+        panels=tuple(panels),
+        legend=tuple(legend),
     )
 
 

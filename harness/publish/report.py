@@ -31,26 +31,12 @@ def show(console: Console, summary: Watch) -> None:
     for note in summary.notes:
         console.print(note)
     worse = changes.worse(summary.nightly.changes)
-    for text in messages([c for c in summary.nightly.changes if c not in worse]):
-        console.print(f"{text}\n")
-    for text in messages(worse):
-        console.print(f"{text}\n", style="red")
+    for change in summary.nightly.changes:
+        if change not in worse:
+            console.print(f"{change.message}\n")
+    for change in worse:
+        console.print(f"{change.message}\n", style="red")
     console.print(headline(summary), style="bold")
-
-
-def messages(news: Sequence[Change]) -> list[str]:
-    """A paragraph for each change, and one for each yanked release with all its scenarios."""
-    yanked: dict[tuple[str | None, str | None], list[Change]] = {}
-    for change in news:
-        if change.kind == changes.YANKED:
-            yanked.setdefault((change.package, change.version), []).append(change)
-    texts = [
-        f"{package} {version} was yanked and is no longer tested. Its last status stays: "
-        + ", ".join(f"{c.scenario} ({c.before})" for c in of)
-        + "."
-        for (package, version), of in yanked.items()
-    ]
-    return texts + [change.message for change in news if change.kind != changes.YANKED]
 
 
 def headline(summary: Watch) -> str:
@@ -120,7 +106,7 @@ def markdown(summary: Watch) -> str:
     for title, news in (("Worse", worse), ("Changed", others)):
         if news:
             lines += [f"### {title}", ""]
-            lines += [line for text in messages(news) for line in (f"- {_paragraph(text)}", "")]
+            lines += [line for c in news for line in (f"- {_paragraph(c.message)}", "")]
     for note in summary.notes:
         lines += [f"- {markdown_escaped(note)}", ""]
     if rows := _rows(summary):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.bugs import pins
 from harness.bugs.advisories import file_name
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.periods import alive_in
@@ -16,9 +15,6 @@ from harness.publish.bugs import Bug
 from harness.publish.charts import Chart
 from harness.publish.history import ReleaseResult
 from harness.publish.inputs import Evidence, SiteInputs
-from harness.releases import overlay, resolution
-from harness.system.errors import Unsupported
-from harness.system.machine import cache_folder
 
 
 @dataclass(frozen=True)
@@ -75,29 +71,6 @@ class ShownBug(Bug):
     def advisory(self) -> str:
         """The address of its advisory on the site; it exists if the bug has periods."""
         return f"advisories/{file_name(self.name)}"
-
-    @cached_property
-    def edits(self) -> list[tuple[list[str], str]]:
-        """The variants with the same edit of upstream, and the diff, or "" if it was not made here.
-
-        A page needs no network, so it builds no overlay. The diff contains upstream's code, so the
-        pages in the repository do not show it.
-        """
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for name, variant in self.scenario.variants.items():
-            groups.setdefault(tuple(defect.name for defect in variant.defects), []).append(name)
-        return [(names, self._diff(names[0])) for edit, names in groups.items() if edit]
-
-    def _diff(self, variant: str) -> str:
-        defects = self.scenario.variants[variant].defects
-        complete = pins.complete(self.scenario, self.scenario.pins_of(variant))
-        try:
-            stack = resolution.local_stack(
-                self.scenario, complete, cache_folder(), None, *pins.here()
-            )
-        except Unsupported:  # this release of torch is not installed
-            return ""
-        return overlay.stored_diff(stack, defects, cache_folder()) if stack else ""
 
     @cached_property
     def pictures(self) -> list[Chart]:

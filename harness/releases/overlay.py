@@ -340,15 +340,6 @@ def _open(cache: Path, name: str, is_new: bool) -> Overlay:
     return overlay
 
 
-def stored_diff(stack: Stack, defects: Sequence[Defect], cache: Path) -> str:
-    """The diff of these edits, if the cache has an overlay with them; otherwise ""."""
-    name = key(stack, defects)
-    if not _is_there(cache, name):
-        return ""
-    diff: str = read_manifest(_folder(cache, name))["diff"]
-    return diff
-
-
 def damaged(overlay: Overlay, file: str) -> DamagedOverlay:
     """The error for a file that has changed: one line that says how, and what to do."""
     entry = (overlay.files or {}).get(file)

@@ -52,30 +52,17 @@ def stack(
     """
     here_python, here_platform = here()
     python, platform = python or here_python, platform or here_platform
-    if (local := local_stack(scenario, pins, cache, day, python, platform)) is not None:
-        return local
-    day = day or releases.day_of(scenario, pins, python, cache)
-    return Stack(dict(pins), day, python, platform)
-
-
-def local_stack(
-    scenario: Scenario,
-    pins: Mapping[str, str],
-    cache: Path,
-    day: str | None,
-    python: str,
-    platform: str,
-) -> Stack | None:
-    """The stack of these pins if it has a lock file, or is torch alone: nothing asks an index."""
     if not set(pins) - {TORCH}:  # a bug of torch itself: nothing to resolve
         torch = torches.at_hand(pins[TORCH], cache) if pins else None
         return Stack(dict(pins), day or "", python, platform, torch=torch)
-    if day is not None or platform != locks.PLATFORM:
-        return None
-    lock = locks.find(scenario.locks, pins)
-    if lock is None or python not in lock.pythons:
-        return None
-    return Stack(dict(pins), lock.date, python, platform, locks.lines(lock.versions(python)))
+    if day is None and platform == locks.PLATFORM:
+        lock = locks.find(scenario.locks, pins)
+        if lock and python in lock.pythons:
+            return Stack(
+                dict(pins), lock.date, python, platform, locks.lines(lock.versions(python))
+            )
+    day = day or releases.day_of(scenario, pins, python, cache)
+    return Stack(dict(pins), day, python, platform)
 
 
 def lock(stack: Stack) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs import advisories, catalog
-from harness.bugs.api.pictures import Lines, Picture
+from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import RunResult
 from harness.cli.site import SITE
@@ -26,7 +26,6 @@ from harness.publish import markdown_pages
 from harness.publish.alive import alive_bugs
 from harness.publish.charts import chart
 from harness.publish.history import recorded_results, writing
-from harness.releases import overlay
 from harness.run.suite import Done
 from harness.system import files
 from harness.system.files import ROOT
@@ -83,7 +82,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "sound", lambda: SHOWN)
         patch.setattr(markdown_pages, "stories", lambda: ())
-        patch.setattr(overlay, "stored_diff", lambda *_: "-if 1 < 2:\n+if 2 < 1:\n")
         return a_site(tmp_path_factory.mktemp("site"))
 
 
@@ -162,19 +160,8 @@ def test_a_bugs_page_has_its_story_findings_and_commands(site: Path) -> None:
         "2 NVIDIA H200",
         "step 1: 12 of 15 replicated parameters differ",
         "distributed-bugs run scenario=bf16_clip",
+        "<code>control</code>: in <code>deepspeed/",
     )
-
-
-def test_a_bugs_page_shows_its_edit_as_a_diff_if_it_was_made_here(
-    site: Path, cache: Path, small: Path
-) -> None:
-    page = Path("bugs") / "bf16_clip.html"
-    check_has(
-        site / page,
-        "<code>buggy</code>, <code>control</code>: in <code>deepspeed/",
-        ">-if 1 &lt; 2:\n+if 2 &lt; 1:\n</pre>",
-    )
-    check_has(small / page, "distributed-bugs show bf16_clip</code> prints the edit as a diff")
 
 
 def test_text_of_others_is_escaped(site: Path) -> None:
@@ -370,8 +357,8 @@ def test_a_picture_that_fails_does_not_affect_others(
 
 
 def layers(picture: Picture) -> list[dict[str, Any]]:
-    """The layers of a picture's first panel, each with its rows."""
-    spec = chart(picture).panels[0][1]
+    """The layers of lines, each with its rows."""
+    spec = chart(picture).spec or {}
     rows = spec["datasets"]
     return [
         {**layer, "rows": rows[layer.get("data", spec.get("data"))["name"]]}
@@ -398,6 +385,31 @@ def test_the_table_of_a_chart_is_limited() -> None:
     drawn = chart(Lines("t", "words", [("buggy", n, math.inf) for n in range(1000)]))
     assert drawn.rows[0] == ("buggy", "0", "inf")
     assert (len(drawn.rows), drawn.left_out) == (400, 600)
+
+
+def test_the_bars_of_a_name_are_side_by_side_and_the_longest_has_the_whole_width() -> None:
+    values = [("fixed", "a", 1.0), ("fixed", "b", 0.0), ("buggy", "a", -2.0), ("buggy", "b", 1.5)]
+    bars = chart(Bars("t", "words", values, limits={"most": 1.0})).bars
+    assert [(bar.name, bar.variant, bar.share) for bar in bars] == [
+        ("a", "buggy", 1.0),
+        ("a", "fixed", 0.5),
+        ("b", "buggy", 0.75),
+        ("b", "fixed", 0.0),
+        ("most", "limit", 0.5),
+    ]
+
+
+def test_a_grid_marks_wrong_words_and_shades_numbers() -> None:
+    words = chart(
+        Grid("t", "words", [("buggy", 1, "x", "lost"), ("buggy", 2, "x", "kept")], wrong=("lost",))
+    )
+    ((name, fields),) = words.panels[0].rows
+    assert (name, [field.sign for field in fields]) == ("x", ["●", "○"])
+    numbers = chart(
+        Grid("t", "words", [("buggy", 1, "x", 1), ("buggy", 3, "y", 5), ("fixed", 1, "x", None)])
+    )
+    assert [field.text for _, row in numbers.panels[0].rows for field in row] == ["1", "", "", "5"]
+    assert "var(--most) 100%" in numbers.panels[0].rows[1][1][1].style
 
 
 def test_two_nightlies_of_one_day_have_different_names(few: None, tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def test_a_yanked_release_is_reported_and_keeps_its_status(world: World, capsys:
     assert world.versions == ["0.13.1"]
     assert changes() == [("yanked", "0.13.1")]
     out = capsys.readouterr().out
-    assert "deepspeed 0.13.1 was yanked and is no longer tested" in out
-    assert f"Its last status stays: {SCENARIO} (not affected)." in out
+    assert "deepspeed 0.13.1 (2024-01-23) was yanked and is no longer tested" in out
+    assert f"Its last status for {SCENARIO} stays: not affected." in out
     history = reading(FILE)
     newest = newest_certain(history.results())
     assert newest[SCENARIO, PACKAGE, "0.13.1"].cell.status is NO
