@@ -77,9 +77,9 @@ DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "list": partial(_document, "list --json", Sequence[ListedJson | BrokenJson], version=1),
     "matrix": partial(_document, "matrix --json", Sequence[CellJson], version=1),
     "models": partial(_document, "models --json", Table),
-    "probe": partial(_document, "probe --json", ProbeResult, without=("html",)),
+    "probe": partial(_document, "probe --json", ProbeResult),
     "score": partial(_document, "score --json", Sequence[Score], version=1),
     "watch": partial(_document, "watch --json", WatchJson),
 }
-"""By the name of its file, what makes a schema. The exit code of ``check`` is that of the process,
-and the page of ``probe`` is a file of its own."""
+"""By the name of its file, what makes a schema. The exit code of ``check`` is that of the process.
+"""

@@ -1,7 +1,6 @@
 """print what guard found in a training, again
 
     python -m harness guard-report report
-    python -m harness guard-report report --html report.html
 
 The folder is that of guard --out.
 
@@ -13,25 +12,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.cli import Arguments
-from harness.cli._values import output_file
 from harness.system.errors import ExitCode, UserError
-from harness.system.files import write_whole, writing
 from harness.system.terminal import terminal
-from harness.training.guard import html_report
 from harness.training.guard import report as reports
 
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="of guard --out")
-    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page, too")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         raise UserError(f"no folder {options.folder}: name the folder of guard --out")
     report = reports.read(options.folder)
     for line in reports.lines(report):
         terminal().print(line, markup=False, highlight=False, soft_wrap=True)
-    if options.html:
-        with writing(options.html, "--html"):
-            write_whole(options.html, html_report.page(report))
     return ExitCode.AS_EXPECTED

@@ -54,7 +54,6 @@ from harness.cli._values import (
     STANDARD_OUTPUT,
     number,
     output,
-    output_file,
     refuse_overwriting,
     seconds,
     some_of,
@@ -72,10 +71,9 @@ from harness.system.machine import cache_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
 from harness.system.text import warn
 from harness.training.guard import known
-from harness.training.probe import html_report
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
-from harness.training.probe.probe_report import as_json, as_junit, exit_code, status, text
+from harness.training.probe.probe_report import as_json, exit_code, status, text
 from harness.training.probe.prober import leased_gpus
 from harness.training.probe.questions import probe
 from harness.training.probe.runner import Runner, room
@@ -83,8 +81,8 @@ from harness.training.probe.signatures import known_bugs
 from harness.training.probe.target import Target, misspelt, names, step_target, target
 
 OURS_ALONE = (
-    "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--junitxml",
-    "--without", "--perturb", "--no-where", "--relation", "--set", "--make",
+    "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--without",
+    "--perturb", "--no-where", "--relation", "--set", "--make",
 )  # fmt: skip
 """Options of ours that a script is not likely to have."""
 
@@ -110,7 +108,7 @@ def main(arguments: list[str]) -> int:
     options.environments = _environments(options)
     settings = _settings(options)
     chosen = _target(options)
-    refuse_overwriting((options.json, options.junitxml, options.html), (chosen.file,))
+    refuse_overwriting((options.json,), (chosen.file,))
     _refuse_blind(chosen, settings)
     for hint in (*misspelt(_words(chosen, settings)), *_misplaced(chosen)):
         warn(hint)
@@ -205,8 +203,6 @@ def _parser() -> Arguments:
     option("--timeout", "seconds of a layout", seconds, default=120)
     text = "write the answers; - is standard output, without text"
     option("--json", text, output, metavar="FILE")
-    option("--junitxml", "write a test case for each layout", output_file, metavar="FILE")
-    option("--html", "write a page with a picture, too", output_file, metavar="FILE")
     flag("-m", "the script is a module")
     text = "the script and its arguments"
     parser.add_argument("script", nargs=argparse.REMAINDER, help=text)
@@ -420,9 +416,3 @@ def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
     if options.json and options.json != STANDARD_OUTPUT:
         with writing(Path(options.json), "--json"):
             write_whole(Path(options.json), content + "\n")
-    if options.junitxml:
-        with writing(options.junitxml, "--junitxml"):
-            write_whole(options.junitxml, as_junit(answers, seconds))
-    if options.html:
-        with writing(options.html, "--html"):
-            write_whole(options.html, html_report.page(answers, seconds, bugs))

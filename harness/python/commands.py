@@ -10,7 +10,6 @@ import re
 import reprlib
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -98,11 +97,8 @@ def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
     for text in takewhile(lambda text: not os.path.isfile(text), texts):  # before the script
         if text.partition("=")[0] == "--json":
             raise Error(NO_JSON)
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder, "page.html")
-        content, _ = _run(["probe", "--json", "-", "--html", str(page), *texts])
-        html = page.read_text(encoding="utf-8") if page.is_file() else ""  # another file is named
-    return {**content, "html": html}
+    content, _ = _run(["probe", "--json", "-", *texts])
+    return content
 
 
 def _source(packages_or_file: Any) -> tuple[list[str], str]:

@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 PRESENT = ("affected", "possibly affected")
 """The statuses of a bug that is there, or may be."""
-FRAME = "width: 100%; height: 40em; border: 0"
 
 
 class Report:
@@ -25,9 +24,7 @@ class Report:
         return self.text
 
     def _repr_html_(self) -> str:
-        """The report in a notebook: the page, in a frame of its own, or the text."""
-        if page := getattr(self, "html", ""):
-            return f'<iframe srcdoc="{escape(page)}" style="{FRAME}"></iframe>'
+        """The report in a notebook."""
         return f"<pre>{escape(self.text)}</pre>"
 
 
@@ -271,8 +268,6 @@ class ProbeResult(Report):
     exit_code: int
     headline: str
     text: str
-    html: str
-    """The report as a page."""
     reference: str
     on_cpu: Mapping[str, int]
     written: tuple[str, ...]

@@ -107,10 +107,9 @@ def test_an_alarm_changes_the_code_only_with_fail_and_only_code_0(
     assert (end.code, end.err.count(alarm)) == (1, 1), end.err
     (line,) = (out / "alarms.jsonl").read_text().splitlines()
     assert json.loads(line)["parameters"] == ["weight"]
-    end = sandbox.run("guard-report", str(out), "--html", str(tmp_path / "a.html"))
+    end = sandbox.run("guard-report", str(out))
     assert end.code == 0, end.err
     assert alarm.removeprefix("guard: ") in end.out
-    assert "<svg" in (tmp_path / "a.html").read_text()
     end = guard(sandbox, *words, *TWO, "train.py")  # into the same folder, without an alarm
     assert end.code == 0
 

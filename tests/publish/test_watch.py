@@ -23,7 +23,7 @@ from harness.system.errors import Fault, UserError
 from tests.made_up import scenario_files
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 from tests.sandbox import refused
-from tests.schemas import complaints
+from tests.schemas import complaints, names_in, names_of_the_schema
 
 __all__ = ["world"]
 
@@ -290,7 +290,9 @@ def worse_night(world: World) -> None:
 def junit() -> tuple[Element, list[Element]]:
     """The suite of a nightly's JUnit file, and the suite's cases."""
     watch("--junitxml", "night.xml")
-    (suite,) = ElementTree.parse("night.xml").getroot()
+    suites = ElementTree.parse("night.xml").getroot()
+    assert names_in(suites) <= names_of_the_schema()
+    (suite,) = suites
     return suite, list(suite)
 
 

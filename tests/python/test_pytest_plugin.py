@@ -27,7 +27,6 @@ CONTENT: dict[str, Any] = {
     "exit_code": 1,
     "headline": "train.py is not right: on 2 ranks, it has another gradient",
     "text": "train.py is not right\n" + "\n".join(map(str, range(40))),
-    "html": "",
     "loaded": ["train.py", "model.py"],
 }
 

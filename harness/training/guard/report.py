@@ -46,12 +46,6 @@ class Report:
         """The bugs of the catalogue that the training certainly sets off."""
         return [bug for bug in self.summary.get("known_bugs", ()) if bug["certain"]]
 
-    @property
-    def checked(self) -> list[int]:
-        """The checked steps, and those of alarms."""
-        steps = {int(fault["step"]) for fault in self.faults}
-        return sorted({int(step) for step in self.summary.get("checked", ())} | steps)
-
 
 def has_ended(summary: Mapping[str, Any]) -> bool:
     """Whether the training ended after this summary was written, or was killed, or runs still."""

@@ -1,4 +1,4 @@
-"""The answers of a probe as text, JSON and JUnit's XML."""
+"""The answers of a probe as text and JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 from harness.bugs.api.numbers import named
 from harness.rank.probe.own_files import Written
@@ -298,30 +297,3 @@ def _layout_json(comparison: Compared) -> dict[str, Any]:
 
 def _number(value: float | None) -> float | str | None:
     return None if value is None else named(value)
-
-
-def as_junit(answers: Answers, seconds: float) -> str:
-    """A test case for each layout: a broken relation fails it, no answer is an error."""
-    states = [comparison.status for comparison in answers.layouts]
-    suite = ElementTree.Element(
-        "testsuite",
-        name="probe",
-        tests=str(len(states)),
-        failures=str(states.count("broken")),
-        errors=str(states.count("no answer")),
-        time=f"{seconds:.2f}",
-    )
-    for comparison in answers.layouts:
-        seconds_of_case = f"{comparison.seconds:.2f}"
-        names = {"classname": "probe", "name": comparison.layout.name, "time": seconds_of_case}
-        case = ElementTree.SubElement(suite, "testcase", names)
-        if comparison.no_answer:
-            what, message, body = "error", comparison.no_answer, comparison.log
-        elif comparison.broken:
-            cause = comparison.broken[0]
-            what, message = "failure", f"{cause.relation} at step {comparison.step}: {cause.text}"
-            body = "\n".join(f"{one.relation}: {one.text}" for one in comparison.broken)
-        else:
-            continue
-        ElementTree.SubElement(case, what, message=message).text = body
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
