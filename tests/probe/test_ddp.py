@@ -114,7 +114,7 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "micro_batches"), [("", "1 micro-batch,"), ("--accum 3", "3 micro-batches,")]
+    ("option", "micro_batches"), [("", "1 micro-batches,"), ("--accum 3", "3 micro-batches,")]
 )
 def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(
     option: str, micro_batches: str, probing: Probing

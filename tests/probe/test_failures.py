@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.exits import Exit
 from harness.rank.probe import launcher
-from harness.training.probe.runner import where_failed, why_failed
+from harness.training.probe.runner import where_failed
 
 STACK = """Stack (most recent call first):
   File "/lib/python3.11/selectors.py", line 415 in select
@@ -26,16 +25,6 @@ def test_the_innermost_line_of_the_users_own_files_is_named(tmp_path: Path) -> N
     stack.write_text(STACK.format(folder=tmp_path))
     assert where_failed(tmp_path, tmp_path / "train.py") == "rank 1 was in fetch (data.py, line 7)"
     assert where_failed(tmp_path, None) == "rank 1 was in select (selectors.py, line 415)"
-    stack.write_text('  File "/x/torch/utils/cpp_extension.py", line 9 in load\n')
-    assert "it was building a C++ extension" in where_failed(tmp_path, tmp_path / "train.py")
-
-
-def test_a_script_that_asks_on_standard_input_is_told_that_it_has_none(tmp_path: Path) -> None:
-    failure = {"rank": 0, "message": "EOFError: EOF when reading a line"}
-    why = why_failed(Exit(1, 1.0, failure=failure), 9, tmp_path, None)
-    assert why.startswith("rank 0: EOFError: EOF when reading a line; a script has no standard ")
-    failure = {"rank": 0, "message": "KeyError: 'EOF'"}
-    assert "standard" not in why_failed(Exit(1, 1.0, failure=failure), 9, tmp_path, None)
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ AGAIN = "loss = checkpoint(model, x, use_reentrant=False).square().mean()"
 @pytest.mark.parametrize(
     ("setup", "loss", "text"),
     [
-        ("nn.init.constant_(model[2].weight, 1e38)", LOSS, "weights 2.weight have .* initialised"),
-        ("nn.init.constant_(model[2].weight, float('nan'))", LOSS, "weights 2.weight have .* init"),
-        ("", "loss = (model(x) - 1e9).sqrt().mean()", "its loss is nan, although the outputs of"),
-        ("model.append(Large())", FP16, r"is the output of 3 \(Large\) in fp16; no scaler"),
+        ("nn.init.constant_(model[2].weight, 1e38)", LOSS, "weights 2.weight are .* initialised"),
+        ("nn.init.constant_(model[2].weight, float('nan'))", LOSS, "weights 2.weight are .* init"),
+        ("", "loss = (model(x) - 1e9).sqrt().mean()", "its loss is nan, and the outputs of"),
+        ("model.append(Large())", FP16, r"is the output of 3 \(Large\) in fp16"),
         ("model.append(Root())", LOSS, r"output of 2 \(Linear\), while that of 3 \(Root\) is"),
         ("model.append(Root())", AGAIN, "is it right without checkpointing"),
     ],
@@ -151,7 +151,7 @@ def test_a_right_loop_with_a_scaler_and_a_fused_optimizer_is_right(
 @pytest.mark.launch
 def test_what_a_skipped_first_step_leaves_in_the_optimizer_is_blamed(probing: Probing) -> None:
     """torch 2.13.0: the momentum is uninitialised memory if the first fused step is skipped."""
-    with pytest.raises(Inconclusive, match="a skipped first step leaves in the state of SGD"):
+    with pytest.raises(Inconclusive, match="1 skipped steps leave in the state of SGD"):
         probing("ddp.py", f"{AMP} --fused --overflow --optimizer sgd", FIRST)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickletools
-
 import numpy
 import torch
 
@@ -30,5 +28,5 @@ def test_tensors_become_arrays_and_other_values_stay() -> None:
 
 
 def test_no_module_of_a_package_is_named() -> None:
-    names = [code.name for code, _, _ in pickletools.genops(dumped(RECORDED))]
-    assert not {"GLOBAL", "STACK_GLOBAL"} & set(names)
+    content = dumped(RECORDED)
+    assert not any(name in content for name in (b"numpy", b"torch"))

@@ -10,36 +10,16 @@ import pytest
 
 from harness.rank.exits import Exit
 from harness.rank.probe.findings.unlike import SCHEDULE
-from harness.training.probe.compare.comparison import Compared, needs_ranks, rows_after_resume
+from harness.training.probe.compare.comparison import Compared, rows_after_resume
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Layout, Settings, reference
 from harness.training.probe.notes import relevant
 from harness.training.probe.probe_report import headline
-from harness.training.probe.runner import LOG_LINES, NO_STEP, Run, last_lines
+from harness.training.probe.runner import LOG_LINES, Run, last_lines
 from tests.probe.probing import SCRIPTS, Probing, layout
 
 GIVEN = "--batch-size {rows} --accum {k}"
 DDP = (SCRIPTS / "ddp.py").read_text()
-
-
-@pytest.mark.parametrize(
-    ("failure", "log", "advised"),
-    [
-        ("rank 0: AssertionError: the image size is odd", "assert size % 2 == 0", False),
-        ("rank 0: AssertionError: ", "    assert dist.get_world_size() > 1", True),
-        ("rank 0: AssertionError: ", "[rank0]:     assert args.world > 1", True),
-        ("rank 0: AssertionError: ", "    assert tokenizer.pad_token", False),
-        ("rank 0: ValueError: needs at least 2 GPUs", "", True),
-        ("rank 0: ValueError: the preprocessor is missing", "", False),
-        ("rank 0: KeyError: 'x'", "a warning about the world size", False),
-        (NO_STEP, "Unable to locate 2 gpus. Exiting.", True),
-        (NO_STEP, "the dataset is empty", False),
-    ],
-)
-def test_several_ranks_are_advised_only_to_who_asks_for_them(
-    failure: str, log: str, advised: bool
-) -> None:
-    assert needs_ranks(Run(reference(Settings()), [], failure=failure, log=log)) == advised
 
 
 def test_the_last_lines_are_those_of_the_output_and_of_the_errors(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ moved between releases. So arrays are sent as their type, shape and bytes.
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 FILES = "files"
 """The subfolder of a run's folder that is the script's ``{dir}``."""
@@ -89,47 +90,28 @@ class Assignment(Task):
     """The folder for temporary files."""
 
 
-PACKED = "array"
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Tensors and arrays as a call of ``_array``."""
+        if not hasattr(value, "dtype"):
+            return NotImplemented
+        array = value if hasattr(value, "tobytes") else value.numpy()
+        return _array, (array.dtype.str, array.shape, array.tobytes())
 
 
-class Packed(NamedTuple):
-    """An array, which the pickle contains as a plain tuple."""
+def _array(dtype: str, shape: tuple[int, ...], content: bytes) -> Any:
+    import numpy
 
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    content: bytes
+    return numpy.frombuffer(content, dtype).reshape(shape).copy()
 
 
 def dumped(recorded: Any) -> bytes:
     """Convert dictionaries and lists of plain values, tensors and arrays to bytes."""
-    return pickle.dumps(_packed(recorded), pickle.HIGHEST_PROTOCOL)
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(recorded)
+    return buffer.getvalue()
 
 
 def loaded(content: bytes) -> Any:
     """Read these bytes back, with arrays. Only for bytes that this project wrote."""
-    return _unpacked(pickle.loads(content))
-
-
-def _packed(recorded: Any) -> Any:
-    if isinstance(recorded, dict):
-        return {key: _packed(value) for key, value in recorded.items()}
-    if isinstance(recorded, list):
-        return [_packed(each) for each in recorded]
-    if not hasattr(recorded, "dtype"):
-        return recorded
-    array = recorded if hasattr(recorded, "tobytes") else recorded.numpy()
-    return tuple(Packed(PACKED, array.dtype.str, array.shape, array.tobytes()))
-
-
-def _unpacked(recorded: Any) -> Any:
-    import numpy
-
-    if isinstance(recorded, dict):
-        return {key: _unpacked(value) for key, value in recorded.items()}
-    if isinstance(recorded, list):
-        return [_unpacked(each) for each in recorded]
-    if isinstance(recorded, tuple) and recorded[:1] == (PACKED,):
-        array = Packed(*recorded)
-        return numpy.frombuffer(array.content, array.dtype).reshape(array.shape).copy()
-    return recorded
+    return pickle.loads(content)

@@ -100,7 +100,7 @@ class Watch:
         records = {
             "steps": steps,
             "skipped": current["skipped"],
-            "backwards": 0 if self.optimizers.any_made else self._backwards,
+            "backwards": self._backwards,
             "infinite": self.record.finite.text() or current.get("overflow", ""),
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
@@ -108,7 +108,7 @@ class Watch:
             "saves": self.saves.entries,
             "end": self.end,
             "releases": _releases(),
-            "imported": [file.rpartition(SITE)[2] for file in _files() if SITE in file],
+            "imported": frozenset(file.rpartition(SITE)[2] for file in _files() if SITE in file),
             "loaded": _loaded(assignment.cwd),
             "on_cpu": dict(cuda_calls.uses),
             "schedule": {},

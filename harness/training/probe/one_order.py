@@ -19,8 +19,8 @@ ALIKE = (
 )
 
 NO_K = (
-    "each step came after {own}, as in the reference, and the command has no {{k}}: give it the "
-    "script's number of micro-batches, or use --layouts ranks"
+    "each step came after {} micro-batches, as in the reference, and the command has no {{k}}: "
+    "give it the script's number of micro-batches, or use --layouts ranks"
 )
 
 PACKED = (
@@ -35,19 +35,9 @@ FEW = (
     "can be compared: make each row independent of the others"
 )
 
-IN_ONE_ORDER = (
-    ", also with every sampler in one order. None comes twice, but nothing can be compared"
-)
-ELSEWHERE = f"reads the rows in another order than the reference{IN_ONE_ORDER}"
 OTHER = (
-    "draws other rows than the reference, or changes them at random (masks, noise, crops)"
-    f"{IN_ONE_ORDER}"
-)
-
-OTHER_ROWS = (
-    "also with every sampler in one order, the model is given other rows than in the first "
-    "environment: other tokens, another template or cut, or changes at random (masks, noise, "
-    "crops). Nothing can be compared"
+    "{what}, also with every sampler in one order. None comes twice, but nothing can be compared: "
+    "{advice}"
 )
 
 
@@ -83,8 +73,7 @@ def _why_incomparable(session: Session, run: Run, baseline: Reference) -> str:
         counts = {len(step["rows"]) for step in steps}
         in_reference = {len(step["rows"]) // together for step in baseline.steps}
         if len(counts) == 1 and counts == in_reference and counts != {0}:
-            (number,) = counts
-            return NO_K.format(own=f"{number} micro-batch{'' if number == 1 else 'es'}")
+            return NO_K.format(*counts)
     sizes = {len(micro) for step in (*baseline.steps, *steps) for micro in step["rows"]}
     return PACKED if settings.rows > settings.reference_ranks and sizes <= {1} else ""
 
@@ -152,17 +141,19 @@ def _without_an_answer(
             number != moment.number and not rows.keys().isdisjoint(rows_of(step))
             for number, step in enumerate(moment.reference.steps)
         )
-    if comparison.layout.kind == AGAINST and not is_moved:
-        return _unanswered(comparison, OTHER_ROWS)
+    what = "draws other rows than the reference, or changes them at random (masks, noise, crops)"
+    advice = "switch that off, or make it depend on the row"
+    if is_moved:
+        what = "reads the rows in another order than the reference"
+        advice = "let it read them in one order, however many ranks there are"
+    elif comparison.layout.kind == AGAINST:
+        what = "the model is given other rows than in the first environment"
+        advice = "other tokens, another template or cut, or changes at random"
     if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
         advice = "the script sets no seed, so each rank draws or splits by itself"
     elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
         advice = "does an evaluation draw rows from the same generator?"
-    elif is_moved:
-        advice = "let it read them in one order, however many ranks there are"
-    else:
-        advice = "switch that off, or make it depend on the row"
-    return _unanswered(comparison, f"{ELSEWHERE if is_moved else OTHER}: {advice}")
+    return _unanswered(comparison, OTHER.format(what=what, advice=advice))
 
 
 def _unanswered(comparison: Compared, why: str) -> Compared:

@@ -12,9 +12,9 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,10 @@ have more."""
 END_OF_LOG, LONGEST_LINE = 20_000, 500
 """Bytes of a log that are read, and characters of a line that are shown."""
 
-NO_INPUT = "; a script has no standard input under probe: let an argument replace the question"
-NO_STEP = "took no step of an optimizer of torch"
-NONE_MADE = (
-    ", and made none in {} backwards. probe sees no weights that a script changes by itself: let "
-    "an optimizer, such as torch.optim.SGD, take the steps"
-)
-SPAWN = re.compile(r"\b(mp|multiprocessing)\.spawn\(")
-"""Matches a script that seems to start its own ranks."""
-SPAWNS = (
-    "The script starts its own processes (mp.spawn), which probe does not watch. Have each process "
-    "of torchrun run one rank"
+NO_STEP = (
+    "took no step of an optimizer of torch in {} backwards. probe sees no weights that a script "
+    "changes by itself, and no processes that it starts, as with mp.spawn: let an optimizer, such "
+    "as torch.optim.SGD, take the steps in the processes of torchrun"
 )
 
 AGENT = "harness.rank.probe.launcher"
@@ -99,13 +92,6 @@ TRAINING = {
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 
 Step = dict[str, Any]
-
-
-OF_RANK_0 = (
-    *("releases", "imported", "loaded", "on_cpu", "relations"),
-    *("schedule", "saves", "end"),
-)
-"""What a run has of the records of rank 0 alone."""
 
 
 @dataclass
@@ -363,30 +349,27 @@ class Runner:
             if not ranks:
                 failure = "the script ended its process itself (os._exit)"
             elif not min(map(len, ranks)):
-                failure, ranks = _no_step(records), []
-        file = self.target.file
-        if failure and file and SPAWN.search(file.read_text(errors="replace")):
-            failure = f"{failure.strip()}. {SPAWNS}"
+                ranks, skipped, place = [], records[0]["skipped"], records[0]["infinite"]
+                failure = NO_STEP.format(records[0]["backwards"])
+                if skipped:
+                    failure = f"the scaler of the loss skipped all of its {skipped} steps"
+                    failure += f"; the first that was not finite is {place}" if place else ""
         self.written.add(own_files.written(folder / WRITTEN, os.getcwd()))
         if not layout.saves:  # what a run saves, the next one loads
             own_files.remove(folder / WRITTEN)
         if not layout.saves and not failure:
             shutil.rmtree(folder, ignore_errors=True)
-        run = Run(layout, ranks, ended.seconds, failure, log)
-        if not records:
-            return run
-        first = records[0]
-        if not layout.resumed:
-            self._time_first = bool(first["rows_dimension"])
-        first |= {
-            "imported": frozenset(first["imported"]),
-            "loaded": frozenset(self._of_user(first["loaded"])),
-        }
-        facts = {what: first[what] for what in OF_RANK_0}
-        facts |= {what: [one[what] for one in records] for what in ("seen", "reported")}
-        return replace(run, **facts)
+        facts = {}
+        if records:
+            of_run = {each.name for each in fields(Run)}
+            facts = {name: fact for name, fact in records[0].items() if name in of_run}
+            facts |= {name: [one[name] for one in records] for name in ("seen", "reported")}
+            facts["loaded"] = frozenset(self._of_user(facts["loaded"]))
+            if not layout.resumed:
+                self._time_first = bool(records[0]["rows_dimension"])
+        return Run(layout, ranks, ended.seconds, failure, log, **facts)
 
-    def _of_user(self, files: Sequence[str]) -> Iterator[str]:
+    def _of_user(self, files: Iterable[str]) -> Iterator[str]:
         """The script, and those of the loaded files that are not ours and of no package."""
         ours = [ROOT / "harness", ROOT / "scenarios", self.folder, self.extensions, cache_folder()]
         caches = [*own_files.caches(), *filter(None, self.site.split(os.pathsep))]
@@ -445,16 +428,6 @@ def imports(source: str, without: Container[str]) -> Iterator[str]:
             yield f"try:\n    {ast.unparse(node)}\nexcept Exception:\n    pass"
 
 
-def _no_step(records: Sequence[Mapping[str, Any]]) -> str:
-    """Why ranks that ended have no step."""
-    skipped, place = (records[0][what] for what in ("skipped", "infinite"))
-    backwards = records[0]["backwards"]
-    if not skipped:
-        return f"{NO_STEP}{NONE_MADE.format(backwards)}" if backwards else NO_STEP
-    text = f"the scaler of the loss skipped all of its {skipped} steps"
-    return f"{text}; the first that was not finite is {place}" if place else text
-
-
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 """A line of a stack; the innermost comes first."""
 
@@ -465,9 +438,7 @@ def why_failed(ended: Exit, timeout: float, folder: Path, script: Path | None) -
         text = f"did not end within {timeout:.0f} s, and was ended"
         return "; ".join(filter(None, (text, where_failed(folder, script))))
     if ended.failure:
-        message = one_line(str(ended.failure["message"]))
-        hint = NO_INPUT if message.startswith("EOFError: EOF when reading a line") else ""
-        return f"rank {ended.failure['rank']}: {message}{hint}"
+        return f"rank {ended.failure['rank']}: {one_line(str(ended.failure['message']))}"
     why = f": {ended.reason}" if ended.reason else ""
     return f"ended with exit code {ended.code}{why}" if ended.code else ""
 
@@ -478,8 +449,6 @@ def where_failed(folder: Path, script: Path | None) -> str:
     beside = str(script.resolve().parent) if script else ""
     for file in sorted(folder.glob("stack_rank_*.txt")):
         lines = FRAME.findall(file.read_text(errors="replace"))
-        if any("cpp_extension" in path for path, *_ in lines):
-            return "it was building a C++ extension: build it before, or give it more --timeout"
         lines_of_script = [line for line in lines if beside and line[0].startswith(beside)]
         for path, number, function in (lines_of_script or lines)[:1]:
             rank = file.stem.removeprefix("stack_rank_")

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 from harness.bugs.api.numbers import finite
-from harness.rank.compare import SAFE, Named, length, masked, norm, worst
+from harness.rank.compare import SAFE, Named, length, masked, worst
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED, count, listed, several
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
 from harness.training.probe.compare.optimizers import unheld
-from harness.training.probe.compare.reference import (
-    Moment,
-    Reference,
-    as_in,
-    joined,
-    rows_of,
-    unclipped,
-)
+from harness.training.probe.compare.reference import Moment, Reference, as_in, joined, rows_of
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
 from harness.training.probe.layouts import SAMPLES, Layout
-from harness.training.probe.runner import NO_STEP, Run, Step
-
-NEEDS_RANKS = re.compile(
-    r"world.?size|\bworld\b|nproc|num_?proc|\branks\b|\bgpus\b|\bdevices\b|even number|"
-    r"at least (2|two)|more than (1|one)\b|multi.?gpu",
-    re.IGNORECASE,
-)
-"""What a script says that needs several ranks."""
-
-DEMAND = re.compile(r"(\[rank\d+\]:)?\s*(assert|raise)\b")
-"""How a line of a traceback begins that demands something."""
+from harness.training.probe.runner import Run, Step
 
 OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
@@ -154,6 +135,7 @@ def _compared(
         return comparison
     ranks = [as_in(reference.steps[start], steps) for steps in run.ranks]
     loss_ratios: list[tuple[float, float]] = []
+    """Of each step the bounds, by rounding, of the loss as a multiple of the reference's."""
     for step in range(min(run.steps, len(reference.steps) - start)):
         expected = reference.steps[start + step]
         if why := _why_infinite(expected):
@@ -174,7 +156,10 @@ def _compared(
             )
         _measure(moment, comparison.worst)
         comparison.broken = local_gradients.without(moment, broken(moment))
-        loss_ratios += _loss_ratios(moment)
+        loss, rounding = reference.loss(moment.number), reference.loss_spread(moment.number)
+        if loss and finite(ratio := mean_loss(moment) / loss):
+            away = SAFE * rounding / abs(loss) * max(abs(ratio), 1)
+            loss_ratios.append((ratio - away, ratio + away))
         if comparison.has_other_samples and reference.ends(start + step):
             return _until(comparison, start + step)
         if comparison.broken and (why := random_draws(moment, comparison.broken[0])):
@@ -191,17 +176,6 @@ def _compared(
     else:
         comparison.notes += uneven(loss_ratios)
     return comparison
-
-
-def _loss_ratios(moment: Moment) -> Iterator[tuple[float, float]]:
-    """The lower and upper bound, by rounding, of the loss as a multiple of the reference's."""
-    expected_loss, rounding = (
-        moment.reference.loss(moment.number),
-        moment.reference.loss_spread(moment.number),
-    )
-    if expected_loss and finite(ratio := mean_loss(moment) / expected_loss):
-        away = SAFE * rounding / abs(expected_loss) * max(abs(ratio), 1)
-        yield ratio - away, ratio + away
 
 
 def uneven(ratios: Sequence[tuple[float, float]]) -> Iterator[str]:
@@ -271,48 +245,29 @@ def _numbered(steps: Iterable[int]) -> str:
 
 def _why_infinite(step: Step) -> str:
     """Why nothing can be compared with this step of a reference; empty if it is finite."""
-    if not finite(norm(step["raw"] or {})) or not finite(norm(step["grad"])):
-        return "; ".join(["its first gradients are not finite", *_of_gradients(step)])
-    if not finite(norm(step["update"])):
-        return "; ".join([*_of_update(step)])
+    if off := _infinite(step["raw"] or {}) or _infinite(step["grad"]):
+        causes = ["its first gradients are not finite"]
+        if lost := [name for name, largest in step["largest"].items() if not largest < LARGE]:
+            causes.append(
+                f"the weights {several(lost)} are not below {LARGE:.0e} before the first step. "
+                "Are all weights initialised?"
+            )
+        place, losses = step["infinite"], [loss for loss in step["losses"] if not finite(loss)]
+        if losses and "the gradient" in place:
+            causes.append(f"its loss is {losses[0]}, and the outputs of all modules are finite")
+        else:
+            causes.append(f"the first that is not finite is {place or several(off)}")
+        return "; ".join(causes)
+    if off := _infinite(step["update"]):
+        kind, skipped = step["optimizer"], step["skipped"]
+        text = f"its first step is not finite, although its gradients are: {kind}, {several(off)}"
+        # torch 2.13.0 has it in SGD with momentum and fused=True.
+        after = f"; what {skipped} skipped steps leave in the state of {kind} is used"
+        return text + (after if skipped and step["fresh"] else "")
     return ""
 
 
-def _of_gradients(step: Step) -> Iterator[str]:
-    """The known causes of gradients that are not finite, the first one first."""
-    if lost := [name for name, largest in step["largest"].items() if not largest < LARGE]:
-        greatest = max((step["largest"][name] for name in lost), key=abs)
-        yield (
-            f"the weights {several(lost)} have values up to {greatest:.3g} before the first step. "
-            "Are all weights initialised?"
-        )
-    place, losses = step["infinite"], [loss for loss in step["losses"] if not finite(loss)]
-    if losses and "the gradient" in place:
-        yield f"its loss is {losses[0]}, although the outputs of all modules are finite"
-    elif place:
-        yield f"the first that is not finite is {place}"
-    else:
-        off = _infinite(unclipped(step))
-        yield f"the outputs of all modules are finite, the gradients of {several(off)} are not"
-    if "in fp16" in place and not step["scaled"]:
-        yield "no scaler of the loss skips this step, as torch.amp.GradScaler does"
-
-
-def _of_update(step: Step) -> Iterator[str]:
-    """Why the optimizer's step is not finite although its gradients are."""
-    kind, off = step["optimizer"], _infinite(step["update"])
-    yield f"its first step is not finite, although its gradients are: {kind}, {several(off)}"
-    if state := _infinite(step.get("state", {})):
-        yield f"before the step the optimizer's state was not finite: {several(state)}"
-    if step["skipped"] and step["fresh"]:
-        yield (
-            f"the scaler of the loss had skipped {step['skipped']} steps, and what a skipped first "
-            f"step leaves in the state of {kind} is used: a fault of the optimizer (torch 2.13.0 "
-            "has it in SGD with momentum and fused=True)"
-        )
-
-
-def _infinite(tensors: Named | Mapping[str, Any]) -> list[str]:
+def _infinite(tensors: Named) -> list[str]:
     return [name for name, tensor in tensors.items() if not finite(length(tensor))]
 
 
@@ -358,22 +313,11 @@ def refuse_unusable(reference: Run) -> None:
     """Raise Inconclusive if the reference gives no answer, or nothing that could be compared."""
     if reference.failure:
         why = reference.failure
-        if reference.layout.world == 1 and needs_ranks(reference):
-            why += "; if the script needs several ranks, add --reference-ranks 2"
-        raise _no_answer(reference, why)
-    steps = reference.ranks[0]
-    if why := _why_infinite(steps[0]) or plausibility.why_nothing_is_trained(steps):
-        raise _no_answer(reference, why)
-
-
-def needs_ranks(run: Run) -> bool:
-    """Whether a script that failed on one rank seems to need several."""
-    lines = run.log.splitlines()
-    if not run.failure.startswith(NO_STEP):  # otherwise it has printed why
-        lines = [line for line in lines if DEMAND.match(line)]
-    return any(map(NEEDS_RANKS.search, [run.failure.removeprefix(NO_STEP), *lines]))
-
-
-def _no_answer(reference: Run, why: str) -> Inconclusive:
-    text = f"the reference, {reference.layout.name}, gives no answer: {why}"
-    return Inconclusive(QUOTED.join([text, *reference.log.splitlines()]))
+        if reference.layout.world == 1:
+            why += ". If the script needs several ranks, add --reference-ranks 2"
+    else:
+        steps = reference.ranks[0]
+        why = _why_infinite(steps[0]) or plausibility.why_nothing_is_trained(steps)
+    if why:
+        text = f"the reference, {reference.layout.name}, gives no answer: {why}"
+        raise Inconclusive(QUOTED.join([text, *reference.log.splitlines()]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from harness.system.text import count, several
 from harness.training.probe.compare.faults import Broken
@@ -30,22 +30,13 @@ def note_on_unheld(step: Step) -> Iterator[str]:
             "gradients. No fault if it steps seldom on purpose"
         )
     if unheld := step.get("unheld"):
-        verb = "gets gradients and stays as it is" if len(unheld) == 1 else "get gradients and stay"
-        text = f"{UNHELD} {several(unheld)}, which {verb}"
-        if strangers := step["strangers"]:
-            yield f"{text}: {_has(strangers)}: {STALE}"
-        else:
-            yield f"{text}. No fault if the others are trained alone on purpose"
+        purpose = ". No fault if the others are trained alone on purpose"
+        yield _sentence(step, unheld) + ("" if step["strangers"] else purpose)
 
 
 def why_without_gradient(step: Step) -> str:
     """Why an optimizer has no gradient, though the model has; empty if that is not known."""
-    if not step.get("unheld"):
-        return ""
-    gets = f"{several(step['unheld'])} get gradients"
-    if step["empty"]:
-        return f"the optimizer has no parameters, while {gets}: were they frozen when it was made?"
-    return f"{_has(step['strangers'])}, while {gets}: {STALE}"
+    return _sentence(step, step["unheld"]) if step.get("unheld") else ""
 
 
 def unheld(moment: Moment) -> Broken | None:
@@ -59,15 +50,19 @@ def unheld(moment: Moment) -> Broken | None:
         if update.any()
     }
     for rank, step in enumerate(moment.ranks):
-        names = [name for name in step.get("unheld", ()) if name in moved]
-        if names:
-            gets = "gets gradients and never moves" if len(names) == 1 else "get gradients and stay"
-            text = f"rank {rank}: no optimizer has {several(names)}, which {gets}"
-            if step["strangers"]:
-                text += f": {_has(step['strangers'])}: {STALE}"
+        if names := [name for name in step.get("unheld", ()) if name in moved]:
+            text = f"rank {rank}: {_sentence(step, names)}"
             return Broken(RELATION, text, parameters=tuple(names), ranks=(rank,))
     return None
 
 
-def _has(strangers: int) -> str:
-    return f"the optimizer has {count(strangers, 'tensor')} without a gradient that no model uses"
+def _sentence(step: Step, names: Collection[str]) -> str:
+    """A sentence on parameters that no optimizer has, with the reason if it is known."""
+    verb = "gets gradients and stays as it is" if len(names) == 1 else "get gradients and stay"
+    text = f"{UNHELD} {several(names)}, which {verb}"
+    if step["empty"]:
+        return f"{text}: the optimizer has no parameters. Were they frozen when it was made?"
+    if step["strangers"]:
+        strangers = f"{count(step['strangers'], 'tensor')} without a gradient that no model uses"
+        return f"{text}: the optimizer has {strangers}: {STALE}"
+    return text

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from harness.rank.compare import LEAST, Array, length
@@ -79,17 +78,14 @@ class Recorded:
                     self.parents[name] = (
                         None if parent is None else (calls[parent]["name"], calls[parent]["often"])
                     )
-                if call["micro_batch"] < len(rows):
-                    of = MicroBatch(rank, call["micro_batch"])
-                    self._add(call, of, rows[call["micro_batch"]])
-
-    def _add(self, call: Mapping[str, Any], of: MicroBatch, rows: Sequence[str]) -> None:
-        for gradient, digests in ((False, call["digests"]), (True, call["gradients"])):
-            for label, digest in digests.items():
-                at = call["left" if label.startswith("out") else "entered"]
-                time = call["times"][label] if gradient else at
-                key = Key(call["name"], call["often"], label, gradient)
-                self.samples[key].append(Sample(of, rows, digest, time))
+                number = call["micro_batch"]
+                for gradient in (False, True) if number < len(rows) else ():
+                    for label, digest in call["gradients" if gradient else "digests"].items():
+                        at = call["left" if label.startswith("out") else "entered"]
+                        time = call["times"][label] if gradient else at
+                        key = Key(*name, label, gradient)
+                        sample = Sample(MicroBatch(rank, number), rows[number], digest, time)
+                        self.samples[key].append(sample)
 
     def in_order(self, gradient: bool) -> list[Key]:
         """The tensors, or the gradients, in the order in which the step comes to them."""
@@ -100,14 +96,6 @@ class Recorded:
             return min((sign * one.of.rank * stages, one.time) for one in self.samples[key])
 
         return sorted((key for key in self.samples if key.gradient == gradient), key=first)
-
-    @cached_property
-    def by_row(self) -> dict[Key, dict[str, Array]]:
-        """By tensor, the digest of each row."""
-        return {
-            key: {row: v for one in samples for row, v in zip(one.rows, one.values, strict=False)}
-            for key, samples in self.samples.items()
-        }
 
 
 Factors = Mapping[MicroBatch, float]
@@ -137,6 +125,21 @@ def distance(
     return float(off / size)
 
 
+def _rows(
+    key: Key, recorded: Recorded, reference: Recorded
+) -> Iterator[tuple[MicroBatch, Array, Array]]:
+    """The digest of each row, its micro-batch, and the reference's digest of this row."""
+    of_rows = {
+        row: values
+        for one in reference.samples[key]
+        for row, values in zip(one.rows, one.values, strict=False)
+    }
+    for one in recorded.samples[key]:
+        for row, values in zip(one.rows, one.values, strict=False):
+            if row in of_rows:
+                yield one.of, values, of_rows[row]
+
+
 def _pairs(
     key: Key, recorded: Recorded, reference: Recorded, factors: Factors
 ) -> list[tuple[Array, Array]]:
@@ -150,13 +153,8 @@ def _pairs(
             for each, by in ((samples, factors), (expected, {}))
         )
         return [(got, expected_mean)]
-    of_rows = reference.by_row[key]
-    return [
-        (got / factors.get(one.of, 1.0), of_rows[row])
-        for one in samples
-        for row, got in zip(one.rows, one.values, strict=False)
-        if row in of_rows
-    ]
+    rows = _rows(key, recorded, reference)
+    return [(got / factors.get(of, 1.0), expected) for of, got, expected in rows]
 
 
 def unsure(key: Key, perturbed: Recorded, reference: Recorded) -> float:
@@ -168,14 +166,11 @@ def unsure(key: Key, perturbed: Recorded, reference: Recorded) -> float:
 
 def factors_of(key: Key, recorded: Recorded, reference: Recorded) -> dict[MicroBatch, float]:
     """By micro-batch, how many times the reference's gradient it has for its rows."""
-    factors = {}
-    for one in recorded.samples[key]:
-        rows = [(got, reference.by_row[key].get(row)) for row, got in zip(one.rows, one.values)]  # noqa: B905
-        pairs = [(got, expected) for got, expected in rows if expected is not None]
-        square = sum(float((expected * expected).sum()) for _, expected in pairs)
-        if square:
-            product = sum(float((got * expected).sum()) for got, expected in pairs)
-            factors[one.of] = product / square
+    products, squares = defaultdict[MicroBatch, float](float), defaultdict[MicroBatch, float](float)
+    for of, got, expected in _rows(key, recorded, reference):
+        products[of] += float((got * expected).sum())
+        squares[of] += float((expected * expected).sum())
+    factors = {of: products[of] / square for of, square in squares.items() if square}
     if recorded.same_rows:  # a micro-batch goes through all ranks
         by_number = {of.number: factor for of, factor in factors.items()}
         ranks = range(len(recorded.run.ranks))

@@ -87,7 +87,6 @@ def _place_of_gradient(comparison: Compared, session: Session) -> Place:
 def _stage_of_relation(comparison: Compared) -> Place | None:
     """The stage of the first broken relation; None for a gradient, which may be wrong in many. A
     loss alone harms nothing, so what follows it counts."""
-    resumed = comparison.layout.resumed
     faults = [one for one in comparison.broken if one.relation != "loss"] or comparison.broken
     relation, text = faults[0].relation, faults[0].text
     if relation == "gradient":
@@ -97,22 +96,14 @@ def _stage_of_relation(comparison: Compared) -> Place | None:
         return Place(Stage.WEIGHTS, text)
     if relation == WITH_DROPOUT:
         return Place(Stage.BACKWARD, "the backward of what draws random numbers, such as dropout")
-    stage, remark = OF_RELATION.get(relation), ""
+    stage = OF_RELATION.get(relation)
     if stage is None:
         return undetermined(f"nothing is known about the stage of: {relation}")
-    if relation == "weights" and resumed:
+    if relation == "weights" and comparison.layout.resumed:
         stage = Stage.CHECKPOINT
     elif relation == "samples" and text.startswith("a step came after"):
-        stage, remark = Stage.ACCUMULATION, ", which ends too early"
-    elif stage == Stage.ACCUMULATION:
-        remark = ": those of the step before are not cleared"
-    elif stage == Stage.OPTIMIZER:
-        moment = comparison.moment
-        clips = moment is not None and moment.ranks[0].get("clipping")
-        remark = ", which clips the gradients, too" if clips else ""
-    elif stage in (Stage.LOADER, Stage.SCHEDULE) and resumed:
-        remark = ", after the resume"
-    return of_stage(stage, remark)
+        stage = Stage.ACCUMULATION
+    return of_stage(stage)
 
 
 def _watched(moment: Moment, session: Session, by_rank: bool) -> list[Run]:

@@ -240,9 +240,9 @@ def _of_parameters(evidence: Evidence) -> Place | None:
 def _owner(evidence: Evidence, parameter: str) -> str:
     """The module that has a parameter."""
     names = {name for name, _ in evidence.recorded.calls}
-    parts = parameter.split(".")
-    ends = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
-    return next((name for name in ends if name in names), "")
+    while parameter not in names and parameter:
+        parameter = parameter.rpartition(".")[0]
+    return parameter
 
 
 def _gradients(recorded: Recorded, factors: Factors, shards: Collection[str] = ()) -> Named:
