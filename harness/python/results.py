@@ -234,17 +234,6 @@ class KnownBug:
 
 
 @dataclass(frozen=True)
-class Module:
-    """How far a module's output, and the gradient of its input, are from the reference's."""
-
-    name: str
-    kind: str
-    forward: float | None
-    backward: float | None
-    rounding: float
-
-
-@dataclass(frozen=True)
 class Place:
     """Where the first broken layout parts from the reference."""
 
@@ -257,7 +246,6 @@ class Place:
     """The class of the module."""
     file: str | None
     line: int | None
-    modules: tuple[Module, ...]
 
 
 @dataclass(frozen=True, repr=False)

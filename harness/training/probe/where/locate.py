@@ -28,7 +28,7 @@ from harness.training.probe.modes import WITH_DROPOUT
 from harness.training.probe.runner import Run
 from harness.training.probe.session import Session
 from harness.training.probe.where.digests import Recorded
-from harness.training.probe.where.modules import Evidence, distances, first_place, unlike_factors
+from harness.training.probe.where.modules import Evidence, first_place, unlike_factors
 from harness.training.probe.where.place import Place, Stage, of_stage, undetermined
 
 OF_RELATION = {
@@ -81,7 +81,7 @@ def _place_of_gradient(comparison: Compared, session: Session) -> Place:
     place = first_place(evidence) or _by_factor(evidence, moment, by_rank)
     if place is None and by_rank:
         place = undetermined("every module agrees with the reference")
-    return replace(place or stage_of_gradients(moment), distances=tuple(distances(evidence)))
+    return place or stage_of_gradients(moment)
 
 
 def _stage_of_relation(comparison: Compared) -> Place | None:

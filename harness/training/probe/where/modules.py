@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from harness.training.probe.where.digests import (
     is_comparable,
     unsure,
 )
-from harness.training.probe.where.place import Distance, Place, Stage, of_stage, undetermined
+from harness.training.probe.where.place import Place, Stage, of_stage, undetermined
 
 MATERIAL = 0.01
 """What is off by less than this part of what the gradient is off by is not its cause."""
@@ -256,30 +256,3 @@ def _gradients(recorded: Recorded, factors: Factors, shards: Collection[str] = (
                 if name not in shards:
                     sums[name] = sums.get(name, 0.0) + gradient.astype(float) / factor
     return sums
-
-
-def distances(evidence: Evidence) -> Iterator[Distance]:
-    """How far each module's output, and the gradient of its input, are from the reference's."""
-    keys = {name: list[Key]() for name in evidence.recorded.calls}
-    for key in evidence.recorded.samples:
-        keys[key[:2]].append(key)
-    for (module, often), call in evidence.recorded.calls.items():
-        if often:
-            continue
-        forward, backward = (
-            [
-                (far, unsure(key, evidence.perturbed, evidence.reference))
-                for key in keys[module, often]
-                if key.gradient == gradient
-                and key.is_input == gradient
-                and (far := evidence.distance(key)) is not None
-            ]
-            for gradient in (False, True)
-        )
-        yield Distance(
-            module,
-            call["kind"],
-            max((far for far, _ in forward), default=None),
-            max((far for far, _ in backward), default=None),
-            max((SAFE * rounding for _, rounding in [*forward, *backward]), default=0.0),
-        )

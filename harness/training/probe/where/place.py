@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from harness.system.text import StrEnum
@@ -41,22 +41,6 @@ SENTENCES = {
 
 
 @dataclass(frozen=True)
-class Distance:
-    """How far a module of the layout is from the reference, as a part of the reference's size."""
-
-    name: str
-    """In the model; empty for the model itself."""
-    kind: str
-    """Its class."""
-    forward: float | None = None
-    """Of its output; None if it could not be compared."""
-    backward: float | None = None
-    """Of the gradient of its input."""
-    rounding: float = 0.0
-    """The distance that rounding may make."""
-
-
-@dataclass(frozen=True)
 class Place:
     """The first place where a layout parts from the reference."""
 
@@ -70,8 +54,6 @@ class Place:
     line: int = 0
     layout: str = ""
     """The name of the layout."""
-    distances: tuple[Distance, ...] = field(default=())
-    """Of the modules, in the order of their calls."""
 
     @property
     def sentence(self) -> str:
@@ -97,5 +79,4 @@ def as_json(place: Place) -> dict[str, Any]:
         "kind": place.kind or None,
         "file": place.file or None,
         "line": place.line or None,
-        "modules": [asdict(distance) for distance in place.distances],
     }
