@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -74,9 +73,7 @@ from harness.training.guard import known
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.training.probe.probe_report import as_json, exit_code, status, text
-from harness.training.probe.prober import leased_gpus
-from harness.training.probe.questions import probe
-from harness.training.probe.runner import Runner, room
+from harness.training.probe.prober import leased_gpus, probed
 from harness.training.probe.signatures import known_bugs
 from harness.training.probe.target import Target, misspelt, names, step_target, target
 
@@ -121,12 +118,7 @@ def main(arguments: list[str]) -> int:
         if absent := [] if is_ours else interpreter.missing(Path(python), NEEDED):
             raise UserError(f"{word} has no {' and '.join(absent)}, which probe needs there")
     began = time.monotonic()
-    try:
-        answers = _answers(chosen, settings, options)
-    except Inconclusive as error:
-        for hint in _misplaced(chosen, str(error)):
-            warn(hint)
-        raise
+    answers = _answers(chosen, settings, options)
     _write(answers, began, options)
     return exit_code(answers)
 
@@ -324,35 +316,20 @@ def _words(chosen: Target, settings: Settings) -> list[str]:
     return [*chosen.arguments, *chosen.constants.values(), *others]
 
 
-def _misplaced(chosen: Target, complaint: str | None = None) -> list[str]:
-    """A hint if options of ours come after the script: those that no script has, or any that the
-    script complains about."""
-    words = [word.partition("=")[0] for word in chosen.arguments]
-    if complaint is None:
-        meant = [word for word in words if word in OURS_ALONE]
-    else:
-        ours = {name for action in _parser()._actions for name in action.option_strings}
-        meant = [
-            word
-            for word in words
-            if word in ours - set(OURS_ALONE)
-            and re.search(rf"(?<![\w\[-]){re.escape(word)}(?![\w-])", complaint)
-        ]
-    if not meant:
-        return []
-    clause = "it is" if len(set(meant)) == 1 else "they are"
+def _misplaced(chosen: Target) -> list[str]:
+    """A hint for each option of ours that no script has, if it comes after the script."""
+    words = dict.fromkeys(word.partition("=")[0] for word in chosen.arguments)
     return [
-        f"{', '.join(dict.fromkeys(meant))} after the script: {clause} the script's. Write options "
-        "of probe before the script"
+        f"{word} after the script: it is the script's. Write options of probe before the script"
+        for word in words
+        if word in OURS_ALONE
     ]
 
 
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     with (
-        tempfile.TemporaryDirectory(
-            prefix="probe-", dir=room(chosen, settings), ignore_cleanup_errors=True
-        ) as folder,
+        tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
         Progress(console) as progress,
         leased_gpus(0 if options.launch == Lane.CPU else settings.ranks) as numbers,
         Pool() as pool,
@@ -362,27 +339,26 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         known.write(bugs)
         settings = replace(settings, bugs=str(bugs))
         progress.say(f"probing {chosen.step_file or chosen.script}")
-        patched, runners = "", []
+        patched = ""
         if options.patches:  # a folder with copies of packages
             patched = str(Path(folder) / "patched")
             packages_of_patches = {name for text in options.patches for name in packages(text)}
             ours = environment.of_interpreter(Path(options.python), packages_of_patches).interpreter
             edits.patched_copies(options.patches, ours.packages if ours else {}, Path(patched))
-        for number, one in enumerate(options.environments):
-            site = stack.enter_context(_site(one, progress))
-            runner = Runner(
-                chosen,
-                settings,
-                Path(folder, str(number)),
-                one.python,
-                options.timeout,
-                pool,
-                os.pathsep.join(filter(None, (patched, site))),
-                numbers,
-                as_written=options.as_written,
-            )
-            runners.append(stack.enter_context(runner))
-        return probe(runners[0], settings, lambda one: progress.show(status(one)), *runners[1:])
+        environments = []
+        for one in options.environments:
+            sites = patched, stack.enter_context(_site(one, progress))
+            environments.append((one.python, os.pathsep.join(filter(None, sites))))
+        return probed(
+            chosen,
+            settings,
+            environments,
+            pool,
+            options.timeout,
+            numbers,
+            options.as_written,
+            lambda comparison: progress.show(status(comparison)),
+        )
 
 
 @contextmanager

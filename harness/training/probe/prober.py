@@ -6,7 +6,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,9 +15,10 @@ from harness.run.server_pool import Pool
 from harness.system.machine import cache_folder, gpus_of, leased, own_folder
 from harness.training.probe import loops
 from harness.training.probe.answers import Answers
+from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.layouts import Settings
 from harness.training.probe.questions import probe
-from harness.training.probe.runner import Runner
+from harness.training.probe.runner import Runner, room
 from harness.training.probe.target import Target
 
 TIMEOUT = 120.0
@@ -82,26 +83,34 @@ class Prober:
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""
         sites = [self.site, *([self.other] if self.other else [])]
-        with (
-            tempfile.TemporaryDirectory(prefix="probe-", ignore_cleanup_errors=True) as folder,
-            ExitStack() as stack,
-        ):
-            runners = [
-                stack.enter_context(
-                    Runner(
-                        target,
-                        settings,
-                        Path(folder, str(number)),
-                        sys.executable,
-                        self.timeout,
-                        self.pool,
-                        str(site or ""),
-                        self.gpus,
-                    )
-                )
-                for number, site in enumerate(sites)
-            ]
-            return probe(runners[0], settings, other=next(iter(runners[1:]), None))
+        environments = [(sys.executable, str(site or "")) for site in sites]
+        return probed(target, settings, environments, self.pool, self.timeout, self.gpus)
+
+
+def probed(
+    target: Target,
+    settings: Settings,
+    environments: Sequence[tuple[str, str]],
+    pool: Pool,
+    timeout: float,
+    gpus: tuple[str, ...] = (),
+    as_written: bool = False,
+    report: Callable[[Compared], None] = lambda _: None,
+) -> Answers:
+    """Probe a script in one environment or two: an interpreter, and the folders with packages that
+    come before its own. Raises Inconclusive without an answer."""
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="probe-", dir=room(target, settings), ignore_cleanup_errors=True
+        ) as folder,
+        ExitStack() as stack,
+    ):
+        runners = []
+        for number, (python, site) in enumerate(environments):
+            place = Path(folder, str(number))
+            runner = Runner(target, settings, place, python, timeout, pool, site, gpus, as_written)
+            runners.append(stack.enter_context(runner))
+        return probe(runners[0], settings, report, *runners[1:])
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
 
 from harness.bugs.api.numbers import near
 from harness.rank.probe.findings.saves import CUT, OTHERS, WHOLE
@@ -76,82 +75,74 @@ nearer, as a part of the way of all steps."""
 TRAINED, FIRST = "the trained weights", "the first weights"
 
 
+Key = tuple[int, str, str]
+"""After how many steps weights were saved, into which file, and where in it."""
+
+
 def checkpoints(run: Run, reference: Run) -> Iterator[Broken | str]:
     """How the weights that rank 0 saves differ from the reference's. It is a fault if the trained
     ones, or the first ones, are saved in one of the two alone; an average, a teacher or the best
     weights may be any. If both scripts go on after the last step, other differences are noted."""
     if run.layout.resumed:
         return
-    saves, reference_saves = _saves(run), _saves(reference)
-    for key, expected_key in _pairs(saves, reference_saves):
-        (steps, path, place), weights = key, saves[key]
-        expected = reference_saves[expected_key]
-        name = _name(path, place)
+    saves, reference_saves = (  # the last weights in each place of each file after each step
+        {(steps, path, place): weights for steps, path, place, weights in one.saves}
+        for one in (run, reference)
+    )
+    pairs = dict(_pairs(saves, reference_saves))
+    for key, expected_key in pairs.items():
+        weights, expected, title = saves[key], reference_saves[expected_key], _title(key)
         distances = weights["distance"], expected["distance"]
         kinds = [_kind(distance) for distance in distances]
         is_apart = abs(distances[0] - distances[1]) > APART * max(1.0, *distances)
-        title = f"after step {steps}, {name}"
         text = f"{title} has {kinds[0]}; that of the reference has {kinds[1]}"
-        if is_apart and {TRAINED, FIRST} & {*kinds} and not OTHERS.search(name):
+        if is_apart and {TRAINED, FIRST} & {*kinds} and not OTHERS.search(" ".join(key[1:])):
             yield Broken(CHECKPOINT, text)
         elif run.layout.goes_on:
             if is_apart:
                 yield text
-            if path != expected_key[1]:
+            if key != expected_key:
                 yield f"{title} is saved; by the reference, {expected_key[1]}"
-            yield from _unlike_content(title, weights, expected)
+            if weights["types"] != expected["types"]:
+                types, expected_types = (", ".join(one["types"]) for one in (weights, expected))
+                yield f"{title} is in {types}; in the reference in {expected_types}"
+            for verb, one, other in (("lacks", weights, expected), ("also has", expected, weights)):
+                if names := [name for name in one["absent"] if name not in other["absent"]]:
+                    yield f"{title} {verb} {several(names)}"
     if run.layout.goes_on:
-        yield from _lone_saves(saves, reference_saves, CUT in (run.end, reference.end))
+        is_cut = CUT in (run.end, reference.end)
+        last_step = max((key[0] for key in (*saves, *reference_saves)), default=0)
+        for keys, paired, by in (
+            (reference_saves, set(pairs.values()), "by the reference alone"),
+            (saves, set(pairs), "and not by the reference"),
+        ):
+            for key in keys:
+                if key not in paired and not (is_cut and key[0] == last_step):
+                    yield f"{_title(key)} is saved {by}"
         ends = [one.end.partition(":")[0] for one in (run, reference)]
-        if ends[0] != ends[1] and CUT not in ends:
+        if ends[0] != ends[1] and not is_cut:
             texts = [one.end or "without an error" for one in (run, reference)]
             yield f"after its last step, it ended: {texts[0]}; the reference: {texts[1]}"
-
-
-Key = tuple[int, str, str]
-"""After how many steps weights were saved, into which file, and where in it."""
-
-
-def _saves(run: Run) -> dict[Key, Mapping[str, Any]]:
-    """The last weights in each place of each file after each step."""
-    return {(steps, path, place): weights for steps, path, place, weights in run.saves}
 
 
 def _pairs(saves: Iterable[Key], reference_saves: Iterable[Key]) -> Iterator[tuple[Key, Key]]:
     """What was saved under the same name; and under other names, if after a step only one of each
     is left: a release may rename its file."""
-    reference_keys = set(reference_saves)
+    lone, reference_lone = {*saves} - {*reference_saves}, {*reference_saves} - {*saves}
     for key in saves:
-        if key in reference_keys:
-            yield key, key
-    for step in {key[0] for key in saves}:
-        lone, reference_lone = (
-            [key for key in one if key[0] == step and key not in other]
-            for one, other in ((saves, reference_keys), (reference_keys, set(saves)))
+        mine, others = (
+            [one for one in each if one[0] == key[0]] for each in (lone, reference_lone)
         )
-        if len(lone) == len(reference_lone) == 1 and lone[0][2] == reference_lone[0][2]:
-            yield lone[0], reference_lone[0]
+        if key not in lone:
+            yield key, key
+        elif len(mine) == len(others) == 1 and key[2] == others[0][2]:
+            yield key, others[0]
 
 
-def _lone_saves(
-    saves: Mapping[Key, Any], reference_saves: Mapping[Key, Any], is_cut: bool
-) -> Iterator[str]:
-    """What only one of the two has saved, after steps after which the other was not stopped."""
-    pairs = list(_pairs(saves, reference_saves))
-    own, others = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
-    last_step = max((key[0] for key in (*saves, *reference_saves)), default=0)
-    for keys, done, text in (
-        (reference_saves, others, "after step {}, {} is saved by the reference alone"),
-        (saves, own, "after step {}, {} is saved, and not by the reference"),
-    ):
-        for key in keys:
-            if key not in done and not (is_cut and key[0] == last_step):
-                yield text.format(key[0], _name(*key[1:]))
-
-
-def _name(path: str, place: str) -> str:
+def _title(key: Key) -> str:
+    steps, path, place = key
     file = path or "a file"
-    return file if place == WHOLE else f"{place} of {file}"
+    return f"after step {steps}, {file if place == WHOLE else f'{place} of {file}'}"
 
 
 def _kind(distance: float) -> str:
@@ -160,20 +151,6 @@ def _kind(distance: float) -> str:
     if abs(distance - 1) < APART / 2:
         return FIRST
     return f"weights that are {distance:.0%} of the way of all steps from the trained ones"
-
-
-def _unlike_content(
-    name: str, weights: Mapping[str, Any], expected: Mapping[str, Any]
-) -> Iterator[str]:
-    if weights["types"] != expected["types"]:
-        types, expected_types = (", ".join(one["types"]) for one in (weights, expected))
-        yield f"{name} is in {types}; in the reference in {expected_types}"
-    for verb, absent, others in (
-        ("lacks", weights["absent"], expected["absent"]),
-        ("also has", expected["absent"], weights["absent"]),
-    ):
-        if names := [each for each in absent if each not in others]:
-            yield f"{name} {verb} {several(names)}"
 
 
 SCHEDULE = "schedule"
