@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from harness.rank.probe.compiled import ASKED
 from harness.system.files import ROOT
 from harness.training.probe.compare.plausibility import COMPILED
 from harness.training.probe.layouts import RANKS, Settings
@@ -99,21 +98,6 @@ def test_what_is_compiled_for_a_cpu_is_right_in_every_layout(probing: Probing) -
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert answers.notes == []
-
-
-@pytest.mark.parametrize(
-    ("text", "asks"),
-    [
-        ("model = torch.compile(model)", True),
-        ("model.compile(mode='default')", True),
-        ("TrainingArguments(torch_compile=True)", True),
-        ("--torch_compile", True),
-        ("PATTERN = re.compile('x')", False),
-        ("a compiled extension", False),
-    ],
-)
-def test_what_compiles_is_known_before_it_runs(text: str, asks: bool) -> None:
-    assert bool(ASKED.search(text)) is asks
 
 
 WARMS_UP = """

@@ -13,33 +13,14 @@ from torch import nn
 from harness.rank.probe import exchange
 from harness.rank.probe.findings.untrained import SAMPLED, recorded, sample
 from harness.rank.probe.recording.noise import Noise
-from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken
-from harness.training.probe.layouts import Layout
-from harness.training.probe.other_environment import note_frozen, other_frozen, other_trained
-from harness.training.probe.probe_report import _kind
+from harness.training.probe.other_environment import other_frozen
 from tests.group import in_group
-
-GRADIENT = Broken("gradient", "2 times")
-HEAD = Broken("weights", "begins with other weights: head", parameters=("head",))
 
 
 def step(head: float, **frozen: list[float]) -> dict[str, Any]:
     """The first step of a model with a trained head and these frozen weights."""
     samples = {name: [np.array(values), [len(values)]] for name, values in frozen.items()}
     return {"before": {"head": np.full(2, head)}, "untrained": samples}
-
-
-def compared(*broken: Broken, no_answer: str = "") -> Compared:
-    return Compared(Layout("1 rank"), broken=list(broken), no_answer=no_answer)
-
-
-def test_a_trained_head_is_carried_over_though_a_frozen_module_is_renamed() -> None:
-    old, new = step(1.0, body=[1.0, 2.0]), step(3.0, inner=[1.0, 2.0])
-    assert [*other_trained(compared(HEAD), new, old)] == ["head"]
-    assert other_frozen(new, old) == ()
-    assert other_trained(compared(GRADIENT), new, old) == {}
-    assert other_trained(compared(), new, old) == {}
 
 
 @pytest.mark.parametrize(
@@ -50,21 +31,6 @@ def test_frozen_weights_of_the_same_name_and_shape_are_compared(
     body: list[float], names: tuple[str, ...]
 ) -> None:
     assert other_frozen(step(1.0, body=body), step(1.0, body=[1.0, 2.0])) == names
-
-
-def test_other_frozen_weights_are_a_fault_even_if_the_rest_trains_the_same() -> None:
-    right, silent, wrong = compared(), compared(no_answer="it failed"), compared(GRADIENT)
-    for comparison in (right, silent, wrong):
-        note_frozen(comparison, ("body",))
-    for comparison in (right, silent):
-        (fault,) = comparison.broken
-        assert (comparison.status, comparison.step) == ("broken", 1)
-        assert (fault.relation, fault.parameters) == ("weights", ("body",))
-    assert "the rest trains the same" in right.broken[0].text
-    assert silent.broken[0].text.endswith("there is no answer: it failed")
-    assert _kind(silent.broken[0]) != _kind(right.broken[0])  # it is not "as above"
-    assert wrong.broken == [GRADIENT]
-    assert "its frozen weights are other ones (body)" in wrong.notes[0]
 
 
 def test_only_rank_0_records_frozen_weights_and_all_values_only_on_request(

@@ -114,19 +114,6 @@ def test_the_first_step_of_a_formula_is_right(
     assert "the first step applied 0.744 times" in note
 
 
-def test_a_step_whose_gradient_is_not_finite_is_not_judged() -> None:
-    endless = steps(0.1, 0.1, kind="AdamW", update=numpy.array([-0.05, -0.05]))
-    for step in endless:
-        step["grad"] = {"weight": numpy.array([3.0, numpy.inf])}
-    assert not list(notes_on_steps(endless))
-
-
-def test_a_step_that_rounding_drowns_is_not_judged() -> None:
-    nothing = numpy.array([0.0, 0.0])
-    tiny = steps(1e-9, 1e-9, kind="AdamW", update=nothing)
-    assert not list(notes_on_steps(tiny))
-
-
 @pytest.mark.parametrize(("eps", "noted"), [(BF16, True), (FP32, False)])
 def test_weights_in_16_bits_that_stay_where_they_are_are_noted(eps: float, noted: bool) -> None:
     notes = list(
@@ -135,13 +122,23 @@ def test_weights_in_16_bits_that_stay_where_they_are_are_noted(eps: float, noted
     assert any("moved only 0% of the values" in note for note in notes) == noted
 
 
-def test_weights_in_16_bits_that_move_are_not_noted() -> None:
-    update = numpy.array([-1e-3, -1e-3])
-    assert not list(notes_on_steps(steps(1e-3, 1e-3, kind="AdamW", update=update, eps=BF16)))
+ZERO, INFINITE = numpy.array([0.0, 0.0]), {"weight": numpy.array([3.0, numpy.inf])}
 
 
-def test_a_rate_of_0_moves_nothing() -> None:
-    assert not list(notes_on_steps(steps(0.0, 0.0, eps=BF16)))
+@pytest.mark.parametrize(
+    ("rate", "settings", "gradient"),
+    [
+        (0.1, {"kind": "AdamW", "update": ZERO - 0.05}, INFINITE),
+        (1e-9, {"kind": "AdamW", "update": ZERO}, GRADIENT),  # rounding drowns it
+        (1e-3, {"kind": "AdamW", "update": ZERO - 1e-3, "eps": BF16}, GRADIENT),
+        (0.0, {"eps": BF16}, GRADIENT),
+    ],
+)
+def test_a_step_that_cannot_be_judged_is_not_noted(
+    rate: float, settings: dict[str, Any], gradient: Any
+) -> None:
+    run = [{**step, "grad": gradient} for step in steps(rate, rate, **settings)]
+    assert not list(notes_on_steps(run))
 
 
 @pytest.mark.parametrize(

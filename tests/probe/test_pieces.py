@@ -10,7 +10,6 @@ import pytest
 from harness.training.probe.compare.reference import Moment, Reference, joined
 from harness.training.probe.compare.relations import samples, weights
 from harness.training.probe.layouts import RANKS, Layout
-from harness.training.probe.where.locate import stage_of_gradients
 
 RIGHT = {"grad": {"embedding": numpy.arange(6.0).reshape(3, 2)}}
 
@@ -37,12 +36,6 @@ def test_a_piece_without_the_others_stays_a_piece() -> None:
     assert record["grad"]["embedding"].tolist() == [4, 5]
 
 
-def test_what_was_recorded_is_not_changed() -> None:
-    recorded = rank([0, 1, 2], 0)
-    joined([recorded, rank([3, 4, 5], 3)], RIGHT)
-    assert recorded["grad"]["embedding"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
@@ -61,15 +54,6 @@ def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
     layout = Layout("ranks", RANKS, len(ranks))
     fault = samples(Moment(reference, 0, records, layout, is_first=True, same_rows=True))
     assert text in fault.text if fault else not text, fault
-
-
-def test_parts_of_a_weight_on_two_ranks_have_no_stage() -> None:
-    half, whole = numpy.ones((2, 4)), numpy.ones((4, 4))
-    reference: dict[str, Any] = {"grad": {"up": whole}, "raw": {}}
-    records = [{"grad": {"up": whole}, "raw": {}, "parts": [{"up": half}]} for _ in range(2)]
-    layout = Layout("ranks", RANKS, 2)
-    moment = Moment(Reference([reference], []), 0, records, layout, is_first=True, same_rows=True)
-    assert "parts of the model" in stage_of_gradients(moment).sentence
 
 
 def begun(*parts: list[float]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +16,7 @@ from harness.rank.probe.findings.unlike import (
     trainers_unlike_by_design,
     unlike_by_design,
 )
-from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken
-from harness.training.probe.layouts import Settings, reference
-from harness.training.probe.notes import relevant
+from harness.training.probe.layouts import Settings
 from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused
 
 MASKED = """
@@ -61,18 +57,6 @@ def test_a_norm_over_the_batch_is_named_unless_it_is_frozen() -> None:
     model.append(type("FrozenBatchNorm2d", (torch.nn.Identity,), {})())  # as torchvision's
     assert len(unlike_by_design(model.train())) == 1
     assert unlike_by_design(model[1]) == []
-
-
-def test_a_schedule_is_only_spoken_of_where_a_learning_rate_differs_on_several_ranks() -> None:
-    """How often a constant schedule is stepped does not matter."""
-    notes = [SCHEDULE, "another note"]
-    comparison = Compared(reference(Settings()))
-    assert relevant(notes, [comparison]) == ["another note"]
-    for relation in ("learning rate", "schedule"):
-        for world, expected in ((2, notes), (1, notes[1:])):
-            layout = replace(reference(Settings()), world=world)
-            broken = Compared(layout, broken=[Broken(relation, "it differs")])
-            assert relevant(notes, [comparison, broken]) == expected
 
 
 class KTOTrainer:
