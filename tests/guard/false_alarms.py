@@ -30,8 +30,7 @@ from harness.rank.probe.script_shims import SHIMMED
 from harness.system.files import ROOT
 from harness.system.machine import cache_folder, own_folder
 from harness.system.text import markdown_table
-from harness.training.probe import loops
-from harness.training.probe.prober import Loop
+from harness.training.probe.prober import FOLDER, USUAL, Loop
 from tests.guard import right
 from tests.guard.test_trainings import RIGHT, RIGHT_SLOW
 from tests.probe.false_alarms import KINDS, Kind, newest_site, turns
@@ -111,10 +110,10 @@ def server(site: Path | None) -> Iterator[Server]:
 
 def request_of(kind: Kind, loop: Loop, seed: int) -> dict[str, Any]:
     """The request that runs a loop as ``probe`` does on all its ranks."""
-    parts = loop.k * (1 if loops.USUAL[loop.script].same_rows else loop.ranks)
+    parts = loop.k * (1 if USUAL[loop.script].same_rows else loop.ranks)
     values = {"rows": loop.rows // parts, "k": loop.k, "ranks": loop.ranks}
     words = loop.target().filled(values, f"--seed {seed}")
-    request = {"script": loops.script(loop.script), "arguments": words, "ranks": loop.ranks}
+    request = {"script": str(FOLDER / loop.script), "arguments": words, "ranks": loop.ranks}
     return {**request, "shims": [one for one in SHIMMED.values() if one in kind.packages]}
 
 

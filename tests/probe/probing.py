@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.training.probe import loops
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.layouts import Settings
+from harness.training.probe.prober import FOLDER, USUAL
 
-SCRIPTS = loops.FOLDER
-SAVE, RESUMED = loops.SAVE, loops.RESUME
+SCRIPTS = FOLDER
+SAVE, RESUMED = USUAL["ddp.py"].save, USUAL["ddp.py"].resume
 
 Probing = Callable[[str, str | Sequence[str], Settings], Answers]
 """Probes a script of ``SCRIPTS``, one with an absolute path, or a text, with these arguments."""

@@ -7,7 +7,8 @@ import pytest
 from harness.rank.probe.findings.frozen import FROZEN as CHANGED
 from harness.system.errors import Inconclusive
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare.optimizers import RELATION, STALE, UNHELD, UNSTEPPED
+from harness.training.probe.compare.plausibility import STALE, UNHELD, UNSTEPPED
+from harness.training.probe.compare.relations import UNHELD as RELATION
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, layout, refused
 

@@ -123,4 +123,4 @@ def test_what_only_a_save_at_the_end_writes_is_seen(probing: Probing) -> None:
     settings = Settings(save="{dir}", resume="{dir}", layouts=(RESUME,))
     answers = probing(SCRIPT.replace("HOW", how), "{rows}", settings)
     (note,) = [note for note in answers.notes if note.startswith(SAVED)]
-    assert note.startswith(f"{SAVED} (model), although 2 steps have moved them")
+    assert note.startswith(f"{SAVED} (model), although 2 steps have moved the model")

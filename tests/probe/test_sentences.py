@@ -41,11 +41,9 @@ def test_the_last_lines_are_those_of_the_output_and_of_the_errors(tmp_path: Path
 
 def test_the_schedule_of_accelerate_excuses_no_layout_on_one_rank() -> None:
     base = reference(Settings())
-    several = Compared(replace(base, world=2), broken=[Broken("schedule", "")])
-    alone = Compared(replace(base, name="3 micro-batches", k=3), broken=[Broken("schedule", "")])
-    assert relevant([SCHEDULE], [several]) == [SCHEDULE]
-    (note,) = relevant([SCHEDULE], [several, alone])
-    assert note.endswith("no reason for the learning rate with 3 micro-batches")
+    for world, notes in ((1, []), (2, [SCHEDULE])):
+        comparison = Compared(replace(base, world=world), broken=[Broken("schedule", "")])
+        assert relevant([SCHEDULE], [comparison]) == notes
 
 
 @pytest.fixture
@@ -94,7 +92,7 @@ def test_the_only_right_parameter_is_named(changed) -> None:  # type: ignore[no-
     )
     answers = changed(old, new, Settings(layouts=(RANKS,)))
     text = " ".join(layout(answers, RANKS).broken[0].details)
-    assert text.endswith(" and 3 more; 3.bias is right")
+    assert text.endswith(" and 3 more; right: 3.bias")
 
 
 @pytest.mark.slow
@@ -108,7 +106,7 @@ def test_a_parameter_that_hardly_counts_is_named(changed) -> None:  # type: igno
     )
     (fault, *_) = layout(changed(old, new, Settings(layouts=(RANKS,))), RANKS).broken
     assert "as a whole about the reference's, but not in 1 of 7 parameters" in fault.text
-    assert fault.details[0].startswith("only 3.bias 1.003 times; 6 are right")
+    assert fault.details[0].startswith("only 3.bias 1.003 times; right: ")
 
 
 @pytest.mark.slow
@@ -140,22 +138,12 @@ def recorded(*ranks: str) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("without_a_stop", "ranks", "words"),
+    ("ranks", "words"),
     [
-        ("abc def bda cfe", ("abc def",), "the rows of steps 3 and 4 are those of steps 1 and 2"),
-        ("abc def bda cfe", ("ab de", "c f"), "the rows of steps 3 and 4 are those of steps 1 and"),
-        ("abc def ghi", ("abc",), "the rows of step 3 are those of step 1"),
-        ("abc def ghi jkl", ("jkl mno",), "the rows of step 3 are those of step 4"),
-        (
-            "abc def ghi",
-            ("agm",),
-            "of 3 rows after the resume, 1 come again that were trained before",
-        ),
+        (("abc def",), "of 6 rows after the resume, 6 come again that were trained before"),
+        (("agm",), "of 3 rows after the resume, 1 come again that were trained before the stop; 5"),
     ],
 )
-def test_a_resume_says_which_rows_it_has(
-    without_a_stop: str, ranks: tuple[str, ...], words: str
-) -> None:
-    """A second epoch with the order of the first has all of its rows, none twice."""
+def test_a_resume_says_which_rows_it_has(ranks: tuple[str, ...], words: str) -> None:
     run = Run(Layout("stop and resume", RESUME, first=2), recorded(*ranks))
-    assert rows_after_resume(run, recorded(without_a_stop)[0]).startswith(words)
+    assert rows_after_resume(run, recorded("abc def ghi jkl")[0]).startswith(words)

@@ -11,12 +11,12 @@ import pytest
 from harness.bugs import catalog
 from harness.cli import signatures as command
 from harness.system.errors import UserError
-from harness.training.probe import loops, signatures
+from harness.training.probe import signatures
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import MISTAKES, Broken, meaning, term
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout
-from harness.training.probe.prober import Loop
+from harness.training.probe.prober import USUAL, Loop
 from harness.training.probe.signatures import ProbeResult, Sign, Signature
 
 KNOWN = [
@@ -125,7 +125,7 @@ def test_the_recorded_signatures_are_complete(name: str, signature: Signature) -
     if signature.loop is None:
         assert signature.why
         return
-    assert signature.loop.script in loops.USUAL
+    assert signature.loop.script in USUAL
     assert set(signature.recorded) == {"buggy", "fixed"}
     of = catalog.scenario(name)
     for variant, recording in signature.recorded.items():

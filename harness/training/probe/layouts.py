@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from harness.rank.probe.exchange import Task
 from harness.system.errors import UserError
@@ -145,6 +146,11 @@ class Layout(Task):
         """The number of ranks, as a multiple of the reference's."""
         return self.world // self.base
 
+    def again(self, how: str, **changes: Any) -> Layout:
+        """A further run of this layout, of which only the steps are asked."""
+        name = f"{self.name}, {how}"
+        return replace(self, name=name, epoch=False, goes_on=False, relations=(), **changes)
+
 
 def reference(settings: Settings) -> Layout:
     ranks = settings.reference_ranks
@@ -166,17 +172,7 @@ def base_layout(settings: Settings) -> Layout:
 
 def rounding(of: Layout) -> list[Layout]:
     """Runs of the same layout in which every value is perturbed by up to an ulp."""
-    return [
-        replace(
-            of,
-            name=f"{of.name}, perturbed {n}",
-            perturb=n,
-            epoch=False,
-            goes_on=False,
-            relations=(),
-        )
-        for n in SEEDS
-    ]
+    return [of.again(f"perturbed {seed}", perturb=seed) for seed in SEEDS]
 
 
 def compared(settings: Settings) -> list[Layout]:

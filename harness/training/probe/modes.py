@@ -29,7 +29,7 @@ from harness.training.probe.layouts import (
 from harness.training.probe.one_order import compare_layout
 from harness.training.probe.runner import Run, Step
 from harness.training.probe.session import Session
-from harness.training.probe.slopes import Direction, ends_of_slope, slopes, wrong_slope
+from harness.training.probe.slopes import Direction, ends_of_slope, is_right, slopes, wrong_slope
 
 WITH_DROPOUT = "gradient with dropout"
 """The relation: it is that of the forward, with the same masks."""
@@ -68,8 +68,6 @@ WHY = {
 NOTHING_COMPILED = (
     "nothing was compiled: the script does not call what it compiles, or the compiler skips it"
 )
-
-NOT_AT_FIRST = "the first step runs no compiled code"
 
 STILL_COMPILED = "this torch cannot run it eagerly: it has no torch.compiler.set_stance"
 
@@ -201,37 +199,29 @@ def _compiled_with_dropout(session: Session, comparison: Compared) -> Broken | s
     if run.failure:
         return f"{layout.name}: {run.failure}"
     if not _any(run, "compiled"):
-        return NOT_AT_FIRST
+        return NOTHING_COMPILED
     baseline, directions = Reference.of(run, []), (Direction.EARLY, Direction.LATE)
     for direction in directions:
-        session.start(
-            *ends_of_slope(session.settings, baseline, layout=layout, direction=direction)
-        )
+        ends = ends_of_slope(session.settings, baseline, layout=layout, direction=direction)
+        session.start(*ends)
     measured = [slopes(session, baseline, layout, direction) for direction in directions]
     for direction, steeps in zip(directions, measured, strict=True):
-        slope = wrong_slope(steeps)
-        if slope is not None and _eager_is_right(session, direction):
+        if (slope := wrong_slope(steeps)) is None:
+            continue
+        # A loop may stop gradients on purpose, which nobody sees in compiled code.
+        eager_layout = _dropped(session.settings, EAGER)
+        eager = session.run_as_one(eager_layout)
+        if eager.failure:
+            continue
+        if is_right(slopes(session, Reference.of(eager, []), eager_layout, direction)):
             return Broken(WITH_DROPOUT, OTHER_SLOPE.format(slope, direction), slope)
-    if all(any(one is not None and one.is_right for one in each) for each in measured):
-        return ""
-    return _against_eager(session, comparison)
+    return "" if all(map(is_right, measured)) else _against_eager(session, comparison)
 
 
 OTHER_SLOPE = (
     "compiled, with dropout, its loss falls {:.3g} times as fast along {} as these say, and "
     "eagerly as fast: does the backward draw another mask?"
 )
-
-
-def _eager_is_right(session: Session, direction: Direction) -> bool:
-    """Whether the loss of eager code with dropout falls as its gradient says: a loop may stop
-    gradients on purpose, which nobody sees in compiled code."""
-    layout = _dropped(session.settings, EAGER)
-    eager = session.run_as_one(layout)
-    if eager.failure:
-        return False
-    steeps = slopes(session, Reference.of(eager, []), layout, direction)
-    return any(one is not None and one.is_right for one in steeps)
 
 
 def _against_eager(session: Session, comparison: Compared) -> Broken | str:

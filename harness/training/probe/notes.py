@@ -31,16 +31,13 @@ from harness.training.probe.runner import Run
 def relevant(notes: Iterable[str], layouts: Iterable[Compared]) -> list[str]:
     """The notes. unlike.SCHEDULE stays only if a layout on several ranks has another learning rate:
     accelerate may step a constant schedule as often as it likes."""
-    rates = [
-        found.layout
-        for found in layouts
-        if any(one.relation in ("learning rate", SCHEDULE) for one in found.broken)
-    ]
-    if not any(layout.world > 1 for layout in rates):
-        return [note for note in notes if note != unlike.SCHEDULE]
-    others = [layout.name for layout in rates if layout.world == 1]
-    remark = f". That is no reason for the learning rate with {', '.join(others)}" if others else ""
-    return [note + remark if note == unlike.SCHEDULE else note for note in notes]
+    has_other_rates = any(
+        one.relation in ("learning rate", SCHEDULE)
+        for comparison in layouts
+        for one in comparison.broken
+        if comparison.layout.world > 1
+    )
+    return [note for note in notes if has_other_rates or note != unlike.SCHEDULE]
 
 
 NUMBERS = re.compile(r"-?\d[\d.]*(e-?\d+)?%?")

@@ -28,8 +28,6 @@ OTHER_DRAW = (
     "draws other first weights ({names}). It was compared again, with the reference's first weights"
 )
 OTHER_FROZEN = "its frozen weights are other ones ({names})"
-THE_SAME = "with those of the first environment, the rest trains the same"
-NO_ANSWER = "with those of the first environment, there is no answer"
 
 PRECISIONS = {0.0: "32 bits or more", 2.0**-7: "bf16", 2.0**-10: "fp16"}
 """By one ulp of 1 in the coarsest type of what modules return."""
@@ -93,25 +91,18 @@ def note_frozen(comparison: Compared, names: tuple[str, ...]) -> None:
     if comparison.broken:
         comparison.notes.append(f"{text}; it was compared with those of the first environment")
         return
-    rest = f"{NO_ANSWER}: {comparison.no_answer}" if comparison.no_answer else THE_SAME
-    comparison.broken = [Broken("weights", f"{text}; {rest}", parameters=names)]
+    silence = comparison.no_answer and f"there is no answer: {comparison.no_answer}"
+    text += f"; with those of the first environment, {silence or 'the rest trains the same'}"
+    comparison.broken = [Broken("weights", text, parameters=names)]
     comparison.step, comparison.no_answer = 1, ""
 
 
 def _frozen_shift(session: Session, layout: Layout, names: tuple[str, ...]) -> dict[str, object]:
     """By name, how far the reference's frozen weights are from those of a layout in the other
     environment. Both run again for a step: usual runs record only samples of them."""
+    how = f"with frozen weights of {layout.name}"
     again = [
-        replace(
-            each,
-            name=f"{each.name}, with frozen weights of {layout.name}",
-            steps=1,
-            epoch=False,
-            goes_on=False,
-            relations=(),
-            complete=names,
-        )
-        for each in (reference(session.settings), layout)
+        one.again(how, steps=1, complete=names) for one in (reference(session.settings), layout)
     ]
     session.start(*again)
     runs = [session.run(each) for each in again]

@@ -13,10 +13,10 @@ from harness.system.errors import ExitCode
 from harness.system.text import count, listed, several
 from harness.training.probe import modes
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare import optimizers, whole_run
+from harness.training.probe.compare import whole_run
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken, in_words
-from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN
+from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN, UNHELD
 from harness.training.probe.layouts import (
     ACCUMULATION,
     AGAINST,
@@ -51,7 +51,7 @@ SHARED = (
 FAULTS = {
     "weights": "it begins with other weights",
     BETWEEN: "its weights change outside of optimizer.step",
-    optimizers.RELATION: "its optimizer does not have what it trains",
+    UNHELD: "its optimizer does not have what it trains",
     "optimizer": "the optimizer's state is lost",
     "average": "an average of the weights is another one",
     "samples": "it trains on other samples",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import tempfile
@@ -12,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from harness.run.server_pool import Pool
+from harness.system.files import ROOT
 from harness.system.machine import cache_folder, gpus_of, leased, own_folder
-from harness.training.probe import loops
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.layouts import Settings
@@ -23,6 +24,29 @@ from harness.training.probe.target import Target
 
 TIMEOUT = 120.0
 """Seconds for one layout."""
+
+
+FOLDER = ROOT / "loops"
+"""Right training loops, one for each stack, as the stack's documentation teaches it. One script
+serves many bugs through its arguments; those that it is always given are in ``usual.json``."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The arguments that a script is always given."""
+
+    arguments: str
+    save: str = ""
+    resume: str = ""
+    same_rows: bool = False
+    """Whether its ranks are stages or parts of a model, which see the same rows."""
+
+
+USUAL: dict[str, Usual] = {
+    name: Usual(**words)
+    for name, words in json.loads((FOLDER / "usual.json").read_text(encoding="utf-8")).items()
+}
+"""By the name of the script."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,7 @@ class Loop:
     """How many ranks need a place on a GPU, as their kernels do."""
 
     def settings(self) -> Settings:
-        usual = loops.USUAL[self.script]
+        usual = USUAL[self.script]
         names = {each.name for each in fields(Settings)} & {each.name for each in fields(self)}
         return Settings(
             save=usual.save or None,
@@ -56,8 +80,8 @@ class Loop:
         )
 
     def target(self) -> Target:
-        arguments = f"{loops.USUAL[self.script].arguments} {self.arguments}"
-        return Target(loops.script(self.script), tuple(shlex.split(arguments)))
+        arguments = f"{USUAL[self.script].arguments} {self.arguments}"
+        return Target(str(FOLDER / self.script), tuple(shlex.split(arguments)))
 
     @property
     def name(self) -> str:

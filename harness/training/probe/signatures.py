@@ -24,7 +24,7 @@ from harness.rank.probe.recording import losses
 from harness.system.files import write_whole
 from harness.training.probe import slopes
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare import optimizers, plausibility, whole_run
+from harness.training.probe.compare import plausibility, whole_run
 from harness.training.probe.compare.comparison import OTHER_LOSS
 from harness.training.probe.compare.faults import term
 from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
@@ -43,8 +43,8 @@ SUSPECT = (
     plausibility.FALLS,
     plausibility.APPLIED_FIRST,
     plausibility.NOT_STEPPED,
-    optimizers.UNHELD,
-    optimizers.UNSTEPPED,
+    plausibility.UNHELD,
+    plausibility.UNSTEPPED,
     plausibility.CLIPPED,
     plausibility.IN_EVALUATION,
     plausibility.LOST,

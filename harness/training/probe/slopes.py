@@ -127,6 +127,11 @@ def slopes(
     return measured
 
 
+def is_right(slopes: Slopes) -> bool:
+    """Whether the loss of one of the steps falls as the gradient says."""
+    return any(one is not None and one.is_right for one in slopes)
+
+
 def wrong_slope(slopes: Slopes) -> float | None:
     """The slope with the smallest step, if all that rounding does not decide agree that the loss
     does not fall as its gradient says."""

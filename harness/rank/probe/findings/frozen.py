@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.rank import events
 from harness.rank.probe.recording.parameters import NamedParameters
@@ -29,28 +29,13 @@ AT_ONCE = 1 << 24
 """Values that are added at once: all of a large weight in fp64 would take gigabytes."""
 
 
-class Size(NamedTuple):
-    """What is compared of a weight, instead of a copy of it."""
-
-    sum: float
-    norm: float
-    numel: int
-
-    def change(self, other: Size) -> float:
-        """How far a sum or norm is from another one, as a part of the weights' size."""
-        size = max(self.norm, other.norm)
-        if not size:
-            return 0.0
-        by_sum = abs(self.sum - other.sum) / (size * max(self.numel, 1) ** 0.5)
-        return max(by_sum, abs(self.norm - other.norm) / size)
-
-
 class Frozen:
     """Sums over the frozen weights of the model before each step."""
 
     def __init__(self, names: NamedParameters) -> None:
         self._names = names
-        self._sizes: dict[str, Size] = {}
+        self._sizes: dict[str, tuple[float, float, int]] = {}
+        """By name, of each weight its sum, its norm, and the number of its values."""
         self._steps = 0
         self._note = ""
 
@@ -72,7 +57,7 @@ class Frozen:
             and p.is_floating_point()
             and p.numel() > 1
         }
-        changes = {n: s.change(self._sizes[n]) for n, s in sizes.items() if n in self._sizes}
+        changes = {n: _change(s, self._sizes[n]) for n, s in sizes.items() if n in self._sizes}
         if changed := {name: part for name, part in changes.items() if part > MOVED}:
             self._note = (
                 f"{FROZEN}: between the steps {self._steps} and {self._steps + 1}, "
@@ -83,13 +68,17 @@ class Frozen:
         self._steps += 1
 
 
-def _size(parameter: Any) -> Size:
-    import torch
-
+def _size(parameter: Any) -> tuple[float, float, int]:
     values = local(parameter).detach().reshape(-1)
     total = squares = 0.0
     for part in values.split(AT_ONCE):
-        numbers = part.to(torch.float64)
-        total += float(numbers.sum())
-        squares += float(numbers.square().sum())
-    return Size(total, squares**0.5, values.numel())
+        total += float(part.double().sum())
+        squares += float(part.double().square().sum())
+    return total, squares**0.5, values.numel()
+
+
+def _change(size: tuple[float, float, int], before: tuple[float, float, int]) -> float:
+    """How far a sum or norm is from the one before, as a part of the weight's size."""
+    whole = max(size[1], before[1])
+    by_sum, by_norm = abs(size[0] - before[0]) / max(size[2], 1) ** 0.5, abs(size[1] - before[1])
+    return max(by_sum, by_norm) / whole if whole else 0.0

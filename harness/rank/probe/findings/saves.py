@@ -29,6 +29,9 @@ SAVED, EVALUATED = "a checkpoint has the first weights", "an evaluation uses the
 DEEP = 4
 """How far a saved object is searched."""
 
+HALF = 0.5
+"""The part of the trained weights that saved ones must have to be compared."""
+
 OTHERS = re.compile(r"ema|averag|shadow|swa|teacher|target|ref|init|best|old|prev", re.IGNORECASE)
 """Matches the names of weights that need not be those that were trained."""
 
@@ -51,13 +54,9 @@ MOST = 1000
 """How many modules, sequences and mappings of a saved object are searched: a list of lists may have
 a million."""
 
-NOT_BEGUN = (
-    "although {} steps have moved them: has an average not begun? No fault if it is to have the "
-    "weights of the beginning"
-)
-
-NEVER_UPDATED = (
-    "although {} steps have moved the model: is it never updated? No fault if that begins later"
+MOVED = (
+    "although {} steps have moved the model: is an average never updated? No fault if that begins "
+    "later, or if the weights of the beginning are meant"
 )
 
 Weights = Mapping[str, Any]
@@ -117,12 +116,12 @@ class Saves:
         count = max((steps for steps, _ in self._files.values()), default=0)
         places = [place for steps, place in self._files.values() if steps == count]
         if places and all(places):
-            self._notes.insert(0, f"{SAVED} ({places[0]}), {NOT_BEGUN.format(count)}")
+            self._notes.insert(0, f"{SAVED} ({places[0]}), {MOVED.format(count)}")
         elif place := next((place for place, steps in self._averages.items() if steps), ""):
             steps = self._averages[place]
-            self._notes.insert(0, f"{SAVED} ({place}), {NEVER_UPDATED.format(steps)}")
+            self._notes.insert(0, f"{SAVED} ({place}), {MOVED.format(steps)}")
         stale = [name for name, module in self._evaluated_copies if self._has_beginning(module)]
-        later = [f"{EVALUATED} ({n}), {NEVER_UPDATED.format(self._steps)}" for n in stale[:1]]
+        later = [f"{EVALUATED} ({n}), {MOVED.format(self._steps)}" for n in stale[:1]]
         return [*self._notes, *later]
 
     def evaluate(self, module: Any) -> None:
@@ -133,7 +132,7 @@ class Saves:
         if id(next(module.parameters(), None)) in self._names.names:
             is_new, self._evaluated = self._evaluated != self._steps, self._steps
             if is_new and self._is_of_beginning(self._trained()):
-                self._notes.append(f"{EVALUATED}, {NOT_BEGUN.format(self._steps)}")
+                self._notes.append(f"{EVALUATED}, {MOVED.format(self._steps)}")
             return
         if self._steps < SEVERAL or id(module) in self._asked:
             return
@@ -171,7 +170,7 @@ class Saves:
             if weights:
                 places[where] = self._is_of_beginning(weights)
             if self._is_compared:
-                self._note(event.path, where, weights or _half(mapping, self._last))
+                self._note(event.path, where, weights or matching(mapping, self._last, HALF))
         for where, is_first in places.items():
             name = os.path.basename(event.path) if where == WHOLE else where
             if AVERAGE.search(name) and not ON_PURPOSE.search(name):
@@ -291,35 +290,16 @@ def _names(module: Any) -> list[str]:
     return names
 
 
-def matching(mapping: Weights, weights: Weights) -> Weights:
-    """The tensors of a mapping by the names of ``weights``, whatever precedes both; empty unless it
-    has all of them."""
-    first_name = min(weights)
-    for key in mapping:
-        if key == first_name or key.endswith(f".{first_name}") or first_name.endswith(f".{key}"):
-            more, less = key.removesuffix(first_name), first_name.removesuffix(key)
-            keys = {
-                name: more + name if key.endswith(first_name) else name.removeprefix(less)
-                for name in weights
-            }
-            if all(
-                renamed in mapping and mapping[renamed].shape == weights[name].shape
-                for name, renamed in keys.items()
-            ):
-                return {name: mapping[renamed] for name, renamed in keys.items()}
-    return {}
-
-
-def _half(mapping: Weights, weights: Weights) -> Weights:
-    """The tensors of a mapping by the names of ``weights``, whatever precedes their keys; empty
-    unless it has half of them."""
-    by_prefix: dict[str, dict[str, Any]] = {}
-    for key, tensor in mapping.items():
-        pieces = key.split(".")
-        for begin in range(len(pieces)):
-            name = ".".join(pieces[begin:])
-            if name in weights and tensor.shape == weights[name].shape:
-                by_prefix.setdefault(".".join(pieces[:begin]), {})[name] = tensor
-                break
+def matching(mapping: Weights, weights: Weights, part: float = 1.0) -> Weights:
+    """The tensors of a mapping by the names of ``weights``, whatever precedes its keys, or these
+    names; empty unless it has at least this part of them."""
+    by_prefix: dict[tuple[bool, str], dict[str, Any]] = {}
+    for longer, shorter, is_key in ((mapping, weights, True), (weights, mapping, False)):
+        for title in longer:
+            for at in (0, *(n for n, letter in enumerate(title, 1) if letter == ".")):
+                key, name = (title, title[at:]) if is_key else (title[at:], title)
+                if title[at:] in shorter and mapping[key].shape == weights[name].shape:
+                    by_prefix.setdefault((is_key, title[:at]), {})[name] = mapping[key]
+                    break
     tensors = max(by_prefix.values(), key=len, default={})
-    return tensors if 2 * len(tensors) >= len(weights) else {}
+    return tensors if len(tensors) >= part * len(weights) else {}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from harness.bugs.api.numbers import finite
 from harness.rank.compare import SAFE, Named, length, masked, worst
 from harness.system.errors import Inconclusive
-from harness.system.text import QUOTED, count, listed, several
+from harness.system.text import QUOTED, count, several
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
-from harness.training.probe.compare.optimizers import unheld
 from harness.training.probe.compare.reference import Moment, Reference, as_in, joined, rows_of
-from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss
+from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss, unheld
 from harness.training.probe.layouts import SAMPLES, Layout
 from harness.training.probe.runner import Run, Step
 
@@ -214,33 +212,18 @@ def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
 
 
 def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
-    """Which rows come after a resume: those of other steps, or how many were trained before the
-    stop, and how many are skipped."""
+    """How many rows after a resume were trained before the stop, and how many are skipped."""
     start = run.layout.first
-    expected = [sorted(rows_of(step)) for step in reference_steps]
-    steps = [
-        sorted(row for step in ranks for row in rows_of(step))
-        for ranks in zip(*run.ranks, strict=False)
-    ]
-    others = {
-        number: expected.index(rows)
-        for number, rows in enumerate(steps, start)
-        if rows and rows in expected and rows not in expected[number : number + 1]
-    }
-    if others:
-        return f"the rows of {_numbered(others)} are those of {_numbered(others.values())}"
-    before, after = ({*chain(*part)} for part in (expected[:start], expected[start:]))
-    rows = [*chain(*steps)]
-    again = sum(row in before - after for row in rows)
+    before, after = (
+        {row for step in part for row in rows_of(step)}
+        for part in (reference_steps[:start], reference_steps[start:])
+    )
+    rows = [row for steps in run.ranks for step in steps for row in rows_of(step)]
+    again, skipped = sum(row in before for row in rows), len(after - {*rows})
     return (
         f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
-        f"before the stop; {len(after - {*rows})} that are trained without the stop do not come"
+        f"before the stop; {skipped} that are trained without the stop do not come"
     )
-
-
-def _numbered(steps: Iterable[int]) -> str:
-    numbers = [str(step + 1) for step in steps]
-    return f"step{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
 
 
 def _why_infinite(step: Step) -> str:

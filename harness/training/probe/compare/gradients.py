@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from harness.detectors.arithmetic import Projection
 from harness.rank import compare
-from harness.rank.compare import Named
+from harness.rank.compare import Named, flat, length
 from harness.rank.probe.modes import KEPT, RECOMPUTED
-from harness.system.text import SHOWN, several
+from harness.system.text import several
 from harness.training.probe.compare.faults import Broken, several_ranks
-from harness.training.probe.compare.micro_batch_weights import weights_of_micro_batches
 from harness.training.probe.compare.reference import Moment
 
 ALIKE = 1e-3
 """If a gradient as a whole is nearer to the reference's than this, its factor says nothing."""
+
+FIT = 0.01
+"""The part of a gradient that the micro-batches may leave unexplained."""
+
+LEVEL = 1e-3
+"""How far (as a fraction) weights may differ and count as equal."""
+
+Weights = Mapping[tuple[int, int], float]
+"""By rank and number of the micro-batch, from 0."""
 
 
 def gradient(moment: Moment) -> Broken | None:
@@ -36,19 +44,16 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
     rank, names = next(iter(off.items()))
     tensors, expected = moment.pair(rank, quantity)
     part = compare.share(tensors, expected)
-    clips = len(moment.ranks[rank]["clips"]), len(moment.expected["clips"])
-    often = f"clipped {clips[0]} times a step, not {clips[1]}; " if clips[0] > clips[1] else ""
+    clips, expected_clips = moment.ranks[rank]["clips"], moment.expected["clips"]
+    often = ""
+    if len(clips) > len(expected_clips):
+        often = f"clipped {len(clips)} times a step, not {len(expected_clips)}; "
     details = [_only_some(moment, tensors, expected, names, part), _unlike_ranks(moment, quantity)]
     if quantity == "grad" and not moment.clipping and not any(details):
         details.append(weights_of_micro_batches(moment, rank))
-    norms = [
-        f"{one['clips'][0][1]:.4g}" if one["clips"] else "none"
-        for one in (*moment.ranks, moment.expected)
-    ]
-    if moment.expected["clips"] or moment.ranks[0]["clips"]:
-        norm_list = ", ".join(norms[:-1])
-        text = f"clipping saw the norm {norm_list} (by rank), in the reference {norms[-1]}"
-        details.append(text)
+    if clips and expected_clips:
+        norms = [f"{one[0][1]:.4g}" for one in (clips, expected_clips)]
+        details.append(f"clipping saw the norm {norms[0]}, in the reference {norms[1]}")
     factor = f"{moment.in_words(part)} the reference's"
     if part.is_factor and _is_alike(part) and len(names) < len(expected):
         count = f"{len(names)} of {len(expected)} parameters"
@@ -77,10 +82,7 @@ def _only_some(
     if len(off) == len(expected) or not whole.right or has_one_factor:
         return ""
     examples = several(f"{n} {moment.in_words(compare.share(tensors, expected, [n]))}" for n in off)
-    others = [name for name in expected if name not in off]
-    are = "is" if len(others) == 1 else "are"
-    few = several(others) if len(others) <= SHOWN else str(len(others))
-    return f"only {examples}; {few} {are} right"
+    return f"only {examples}; right: {several([name for name in expected if name not in off])}"
 
 
 UNLIKE_RANKS = "the ranks have unlike gradients"
@@ -138,3 +140,51 @@ def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
         if compare.astray(mean, expected, moment.spread(quantity)):
             return []
     return excused
+
+
+def weights_of_micro_batches(moment: Moment, rank: int) -> str:
+    """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
+    all have their usual weights."""
+    weights = weights_in(moment, moment.ranks[rank]["grad"])
+    expected = weights_in(moment, moment.expected["grad"])
+    mean = sum(expected.values()) / max(len(expected), 1)
+    if not (weights and mean):
+        return ""
+    if are_level(weights.values()) and are_level(expected.values()):
+        return ""  # the ratio already says it
+    summary, expectation = (
+        ", ".join(f"{weight / mean:.3g}" for weight in each.values())
+        for each in (weights, expected)
+    )
+    text = f"the micro-batches (by rank) have the weights {summary}; in the reference {expectation}"
+    least = LEVEL * abs(mean)
+    gone = [f"{m + 1} of rank {r}" for (r, m), weight in weights.items() if abs(weight) < least]
+    if gone:
+        return f"{text}: micro-batch {', '.join(gone)} is lost"
+    return f"{text}: a mean of means" if are_level(weights.values()) else text
+
+
+def weights_in(moment: Moment, gradient: Named) -> Weights:
+    """The weight of each micro-batch in a gradient; empty if it is made of something else, or if
+    they have no gradients in common."""
+    import numpy
+
+    ranks = [*enumerate(moment.ranks)]
+    parts = {(r, m): p for r, step in ranks for m, p in enumerate(step["parts"]) if p}
+    expected = moment.expected["grad"]
+    names = {n: t for n, t in expected.items() if all(n in part for part in parts.values())}
+    if len(parts) < 2 or not names or any(moment.parts_of(rank) for rank, _ in ranks):
+        return {}
+    basis = numpy.stack([flat(part, names, names) for part in parts.values()], 1)
+    vector = flat(gradient, names, names)
+    weights = numpy.linalg.lstsq(basis, vector, rcond=None)[0]
+    if not length(basis @ weights - vector) <= FIT * length(vector):
+        return {}
+    return dict(zip(parts, map(float, weights), strict=True))
+
+
+def are_level(weights: Collection[float]) -> bool:
+    import numpy
+
+    values = numpy.array([*weights])
+    return bool(values.std() <= LEVEL * abs(values.mean()))

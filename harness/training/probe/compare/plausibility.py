@@ -7,26 +7,28 @@ another order than the first. The results are only notes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from harness.bugs.api.numbers import near
 from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
 from harness.detectors.rows import have_same_order
-from harness.rank.compare import Named, are_near, norm, share
+from harness.rank.compare import Named, are_near, length, norm, share
 from harness.rank.probe.recording.parameters import COPY
-from harness.system.text import several
-from harness.training.probe.compare.optimizers import note_on_unheld, why_without_gradient
+from harness.system.text import count, several
 from harness.training.probe.compare.reference import Reference, rows_of, unclipped
 from harness.training.probe.runner import Step
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
 IN_EVALUATION = "the model is trained in evaluation mode"
+UNHELD, UNSTEPPED = "no optimizer has", "an optimizer never steps"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
 OUTSIDE = "weights change outside of optimizer.step"
 COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
+
+STALE = "was it made before the model was wrapped, sharded or replaced?"
 
 JUMP = 1.5
 """The largest ratio of the first rate to the second, if the third one is higher again."""
@@ -49,10 +51,34 @@ COARSE = 1e-5
 
 def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     """One line for each thing that is odd in the reference's own steps."""
-    yield from _unlike_copies(steps[0])
-    yield from note_on_unheld(steps[0])
-    yield from _outside(steps)
-    yield from _clipped_scaled(steps[0])
+    weights, eps = steps[0]["before"], steps[0]["eps"]
+    pairs = {copy: copy.rpartition(COPY)[0] for copy in weights if COPY in copy}
+    off = [
+        name
+        for copy, name in pairs.items()
+        if length(weights[copy] - weights[name]) > eps[copy] * length(weights[name])
+    ]
+    if off:
+        yield (
+            f"{NOT_STEPPED} {len(off)} of {len(pairs)} weights are not those that the optimizer "
+            f"steps, so the first step loses them ({several(off)}): were they loaded "
+            "without it?"
+        )
+    yield from _note_on_unheld(steps[0])
+    number = next((n for n, step in enumerate(steps) if step["outside"]), 0)
+    if changed := steps[number]["outside"]:
+        yield (
+            f"{OUTSIDE}: between the steps {number} and {number + 1}, {several(changed)}, by "
+            f"{max(changed.values()):.2g} of their size. No fault if the loop clamps or normalises "
+            "them on purpose"
+        )
+    if scale := steps[0].get("clipped_scaled"):
+        ((most, norm_of_all, by_value), *_) = steps[0]["clips"]
+        left = f"values up to {most / scale:.2g}" if by_value else f"{most / scale:.2g} of it"
+        yield (
+            f"{CLIPPED} {norm_of_all:.4g}, which a scaler still multiplied by {scale:.4g}, and "
+            f"left {left}: call scaler.unscale_(optimizer) before"
+        )
     yield from left_in_evaluation(steps)
     rates = [step["lr"][0] for step in steps if step["number"] == steps[0]["number"]]
     if begins_with_jump(rates, JUMP):  # a warmup begins with the second step
@@ -65,14 +91,40 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from same_order([rows_of(step) for step in steps])
 
 
+def _note_on_unheld(step: Step) -> Iterator[str]:
+    """A note on parameters of the reference that get gradients and stay as they are, because no
+    optimizer has them, or because theirs never steps."""
+    idle, steps = step.get("unstepped", ((), 0))
+    if idle:
+        yield (
+            f"{UNSTEPPED}, although the others take {steps} steps and {several(idle)} get "
+            "gradients. No fault if it steps seldom on purpose"
+        )
+    if unheld := step.get("unheld"):
+        purpose = ". No fault if the others are trained alone on purpose"
+        yield unheld_in_words(step, unheld) + ("" if step["strangers"] else purpose)
+
+
+def unheld_in_words(step: Step, names: Collection[str]) -> str:
+    """A sentence on parameters that no optimizer has, with the reason if it is known."""
+    verb = "gets gradients and stays as it is" if len(names) == 1 else "get gradients and stay"
+    text = f"{UNHELD} {several(names)}, which {verb}"
+    if step["empty"]:
+        return f"{text}: the optimizer has no parameters. Were they frozen when it was made?"
+    if step["strangers"]:
+        strangers = f"{count(step['strangers'], 'tensor')} without a gradient that no model uses"
+        return f"{text}: the optimizer has {strangers}: {STALE}"
+    return text
+
+
 def why_nothing_is_trained(steps: Sequence[Step]) -> str:
     """Why no step of the reference trains anything, so that no layout can differ; empty if one
     does. Rounding may keep weights in 16 bits as they are: that has a note."""
     if not any(norm(unclipped(step)) for step in steps):
+        if unheld := steps[0].get("unheld"):
+            return unheld_in_words(steps[0], unheld)
         unknown = "its gradients are all 0, so no layout can differ"
-        return (
-            why_without_gradient(steps[0]) or f"{unknown}; does its loss depend on its parameters?"
-        )
+        return f"{unknown}; does its loss depend on its parameters?"
     is_coarse = any(eps > COARSE for eps in steps[0]["eps"].values())
     if is_coarse or any(norm(step["update"]) for step in steps):
         return ""
@@ -105,46 +157,6 @@ def unlike_eager(baseline: Reference) -> bool:
     plain, again = eager[:2]
     agree = are_near(plain, again, LIKE_EAGER)
     return agree and not are_near(step["grad"], plain, LIKE_EAGER)
-
-
-def _unlike_copies(step: Step) -> Iterator[str]:
-    """A note if the model's weights in 16 bits are not the rounded weights that the optimizer
-    steps."""
-    pairs = {name: name.rpartition(COPY)[0] for name in step["before"] if COPY in name}
-    off = [
-        whole
-        for name, whole in pairs.items()
-        if norm({name: step["before"][name] - step["before"][whole]})
-        > step["eps"][name] * norm({name: step["before"][whole]})
-    ]
-    if off:
-        yield (
-            f"{NOT_STEPPED} {len(off)} of {len(pairs)} weights are not those that the optimizer "
-            f"steps, so the first step loses them ({several(off)}): were they loaded "
-            "without it?"
-        )
-
-
-def _outside(steps: Sequence[Step]) -> Iterator[str]:
-    """Weights that something other than the optimizer's step changes."""
-    number = next((n for n, step in enumerate(steps) if step["outside"]), 0)
-    if changed := steps[number]["outside"]:
-        yield (
-            f"{OUTSIDE}: between the steps {number} and {number + 1}, {several(changed)}, by "
-            f"{max(changed.values()):.2g} of their size. No fault if the loop clamps or normalises "
-            "them on purpose"
-        )
-
-
-def _clipped_scaled(step: Step) -> Iterator[str]:
-    """Clipping before the scaler of the loss has divided the gradients."""
-    if scale := step.get("clipped_scaled"):
-        ((most, saw, by_value), *_) = step["clips"]
-        left = f"values up to {most / scale:.2g}" if by_value else f"{most / scale:.2g} of it"
-        yield (
-            f"{CLIPPED} {saw:.4g}, which a scaler still multiplied by {scale:.4g}, and "
-            f"left {left}: call scaler.unscale_(optimizer) before"
-        )
 
 
 def left_in_evaluation(steps: Sequence[Step]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from harness.rank.compare import length
 from harness.system.text import several
 from harness.training.probe.compare.faults import Broken, several_ranks
 from harness.training.probe.compare.gradients import clipped, gradient
+from harness.training.probe.compare.plausibility import unheld_in_words
 from harness.training.probe.compare.reference import Moment, rows_of
 
 RATE_SHARE = 1e-6
@@ -75,6 +76,26 @@ def outside(moment: Moment) -> Broken | None:
 
 
 BETWEEN = "weights between steps"
+
+
+UNHELD = "optimizer's parameters"
+
+
+def unheld(moment: Moment) -> Broken | None:
+    """An optimizer has what the reference's has."""
+    if not moment.is_first:
+        return None
+    moved = {  # by the reference's optimizer
+        name
+        for step in moment.reference.steps
+        for name, update in step["update"].items()
+        if update.any()
+    }
+    for rank, step in enumerate(moment.ranks):
+        if names := [name for name in step.get("unheld", ()) if name in moved]:
+            text = f"rank {rank}: {unheld_in_words(step, names)}"
+            return Broken(UNHELD, text, parameters=tuple(names), ranks=(rank,))
+    return None
 
 
 def other_parts(moment: Moment) -> list[str]:

@@ -13,7 +13,7 @@ from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import NEAR
-from harness.training.probe.compare.micro_batch_weights import are_level, weights_in
+from harness.training.probe.compare.gradients import are_level, weights_in
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.compare.relations import BETWEEN
 from harness.training.probe.layouts import (
@@ -110,19 +110,12 @@ def _watched(moment: Moment, session: Session, by_rank: bool) -> list[Run]:
     """The reference, the same moved by rounding, and the layout, each up to the wrong step."""
     base = (without_a_stop if by_rank else reference)(session.settings)
     base, layout = (
-        replace(
-            each,
-            name=f"{each.name}, watched",
-            steps=moment.number + 1 - each.first,
-            epoch=False,
-            relations=(),
-            places=True,
-        )
-        for each in (replace(base, one_order=moment.layout.one_order), moment.layout)
+        one.again("watched", steps=moment.number + 1 - one.first, places=True)
+        for one in (replace(base, one_order=moment.layout.one_order), moment.layout)
     )
-    rounded = replace(base, name=f"{base.name}, moved by rounding", perturb=SEEDS[0])
-    session.start(base, rounded, layout)
-    return [session.run(each) for each in (base, rounded, layout)]
+    layouts = base, base.again("moved by rounding", perturb=SEEDS[0]), layout
+    session.start(*layouts)
+    return [session.run(one) for one in layouts]
 
 
 def _off(moment: Moment) -> float:
