@@ -100,7 +100,6 @@ def main(arguments: list[str]) -> int:
     ours, changes = patches(ours)
     options = _parser().parse_args([*ours, *script])
     options.patches = changes
-    words = (options.python, options.against)
     options.python = _interpreter(options.python)
     options.environments = _environments(options)
     settings = _settings(options)
@@ -112,11 +111,6 @@ def main(arguments: list[str]) -> int:
     if options.launch == Lane.GPU and (reason := why_no_gpus(settings.ranks)):
         raise UserError(f"--launch gpu: {reason}. Leave it out to probe on the CPU")
     refuse_without_torch("probe", *NEEDED[1:])
-    for word in filter(None, words):
-        python = _interpreter(word)
-        is_ours = python == os.path.abspath(sys.executable)
-        if absent := [] if is_ours else interpreter.missing(Path(python), NEEDED):
-            raise UserError(f"{word} has no {' and '.join(absent)}, which probe needs there")
     began = time.monotonic()
     answers = _answers(chosen, settings, options)
     _write(answers, began, options)
@@ -208,8 +202,14 @@ def _names(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _interpreter(name_or_path: str) -> str:
-    """The interpreter of --python: the servers that start it have another working folder."""
-    return os.path.abspath(interpreter.executable(Path(shutil.which(name_or_path) or name_or_path)))
+    """The interpreter of --python, or of --against: the servers that start it have another working
+    folder. Raises UserError if it lacks a package."""
+    python = interpreter.executable(Path(shutil.which(name_or_path) or name_or_path))
+    path = os.path.abspath(python)
+    is_ours = path == os.path.abspath(sys.executable)
+    if absent := [] if is_ours else interpreter.missing(Path(path), NEEDED):
+        raise UserError(f"{name_or_path} has no {' and '.join(absent)}, which probe needs there")
+    return path
 
 
 @dataclass(frozen=True)

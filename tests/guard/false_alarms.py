@@ -110,7 +110,7 @@ def server(site: Path | None) -> Iterator[Server]:
 
 def request_of(kind: Kind, loop: Loop, seed: int) -> dict[str, Any]:
     """The request that runs a loop as ``probe`` does on all its ranks."""
-    parts = loop.k * (1 if USUAL[loop.script].same_rows else loop.ranks)
+    parts = loop.k * (1 if USUAL[loop.script].get("same_rows") else loop.ranks)
     values = {"rows": loop.rows // parts, "k": loop.k, "ranks": loop.ranks}
     words = loop.target().filled(values, f"--seed {seed}")
     request = {"script": str(FOLDER / loop.script), "arguments": words, "ranks": loop.ranks}

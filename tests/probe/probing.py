@@ -10,7 +10,7 @@ from harness.training.probe.layouts import Settings
 from harness.training.probe.prober import FOLDER, USUAL
 
 SCRIPTS = FOLDER
-SAVE, RESUMED = USUAL["ddp.py"].save, USUAL["ddp.py"].resume
+SAVE, RESUMED = USUAL["ddp.py"]["save"], USUAL["ddp.py"]["resume"]
 
 Probing = Callable[[str, str | Sequence[str], Settings], Answers]
 """Probes a script of ``SCRIPTS``, one with an absolute path, or a text, with these arguments."""

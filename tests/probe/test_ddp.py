@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.training.probe.layouts import (
-    ACCUMULATION,
-    BOTH,
-    CHECKPOINTING,
-    RANKS,
-    RESUME,
-    USUAL,
-    Settings,
-)
-from harness.training.probe.modes import WITH_DROPOUT
+from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.training.probe.probe_report import exit_code
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
 
@@ -64,21 +55,6 @@ def test_a_mistake_is_named_in_the_layout_that_has_it(
     assert not refused(answers)
     assert first_broken(answers) == {where: broken}
     assert exit_code(answers) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bug", "broken"),
-    [("", {}), ("recomputes with other masks", {CHECKPOINTING: (WITH_DROPOUT, "")})],
-)
-def test_a_loop_that_recomputes_is_run_without_that_too(
-    probing: Probing, bug: str, broken: dict[str, tuple[str, str]]
-) -> None:
-    arguments = [*f"{GIVEN} --recompute --dropout 0.3 --bug".split(), bug]
-    answers = probing("ddp.py", arguments, Settings(save=SAVE, resume=RESUMED))
-    assert [answer.layout.kind for answer in answers.layouts] == [*USUAL[:4], CHECKPOINTING]
-    assert not refused(answers)
-    assert first_broken(answers) == broken
 
 
 def test_a_mistake_is_named_where_both_are_changed_as_well(probing: Probing) -> None:

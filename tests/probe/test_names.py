@@ -54,9 +54,3 @@ def test_a_stage_has_its_number_before_its_names_if_the_reference_has_it() -> No
     assert list(record["update"]) == ["1.0.weight", "3.0.weight"]
     (stage_0,) = as_in(reference, [{**step("0.weight"), "stage": 0}])
     assert list(stage_0["update"]) == ["0.weight"]
-
-
-def test_names_of_the_whole_model_need_no_number() -> None:
-    reference = step("layers.0.weight", "layers.1.weight")
-    (record,) = as_in(reference, [{**step("layers.1.weight"), "stage": 1}])
-    assert list(record["update"]) == ["layers.1.weight"]

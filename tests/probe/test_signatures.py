@@ -73,13 +73,6 @@ def test_a_signature_is_what_the_release_without_the_bug_does_not_show() -> None
     assert signature.false_alarms == [common]
 
 
-@pytest.mark.parametrize("begins", signatures.SUSPECT)
-def test_other_words_later_in_a_note_are_the_same_finding(begins: str) -> None:
-    sign, variation = (Sign("", f"{begins} # {end}", note=True) for end in ("times", "as it was"))
-    assert sign.is_news
-    assert sign.kind == variation.kind
-
-
 def test_a_layout_is_silent_unless_the_bug_breaks_its_samples_and_the_fix_has_others() -> None:
     rows = replace(recorded(Sign("ranks", "samples")), statuses={"ranks": "broken"})
     none = replace(recorded(), statuses={"ranks": "no answer", "both": "as the reference"})

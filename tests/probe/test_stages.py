@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
 from torch import nn
 
 from harness.rank.probe.recording.parameters import NamedParameters
-from harness.rank.training.stages import rehearses, stage_number
 
 
 class Part(nn.Module):
@@ -31,26 +27,8 @@ class Layer(nn.Linear):
         self.layer_number = number
 
 
-class Stage:
-    """Calls its module, as a stage of torch.distributed.pipelining does."""
-
-    def __init__(self, submod: Any, stage_index: int) -> None:
-        self.submod, self.stage_index = submod, stage_index
-
-    def forward(self, ask: Any) -> Any:
-        return ask(self.submod)
-
-    def _shape_inference(self, ask: Any) -> Any:
-        return ask(self.submod)
-
-
 def names(parameters: NamedParameters, *modules: nn.Module) -> list[str]:
     return [name for module in modules for name, _ in parameters.learn(module)]
-
-
-@pytest.fixture(autouse=True)
-def _pipelining_is_imported() -> None:
-    import torch.distributed.pipelining  # noqa: F401
 
 
 def test_stages_keep_the_names_of_the_whole_model() -> None:
@@ -63,14 +41,6 @@ def test_stages_with_the_same_names_are_told_apart_by_their_order() -> None:
         NamedParameters(), *(nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(3))
     )
     assert answer == ["0.weight", "1.0.weight", "2.0.weight"]
-
-
-def test_the_number_of_a_stage_of_torch_is_used() -> None:
-    parameters = NamedParameters()
-    first_stage, fourth_stage = (nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(2))
-    names(parameters, first_stage)
-    answer = Stage(fourth_stage, 3).forward(lambda module: names(parameters, module))
-    assert answer == ["3.0.weight"]
 
 
 def test_layers_that_know_their_number_in_the_model_have_it_in_their_names() -> None:
@@ -129,12 +99,3 @@ def test_a_tensor_is_found_when_its_stage_is_called_later() -> None:
     assert parameters.name(late.weight(1)) is None
     names(parameters, late)
     assert parameters.name(late.weight(1)) == "layers.1.weight"
-
-
-def test_a_call_for_the_shapes_alone_is_no_micro_batch() -> None:
-    stage = Stage(nn.Linear(2, 2), 1)
-    assert stage._shape_inference(rehearses)
-    assert not stage.forward(rehearses)
-    assert not rehearses(stage.submod)
-    assert stage.forward(stage_number) == 1
-    assert stage_number(stage.submod) is None

@@ -12,8 +12,7 @@ import torch
 from harness.rank.probe.findings.unlike import (
     BASELINE,
     SCHEDULE,
-    schedules_unlike_by_design,
-    trainers_unlike_by_design,
+    objects_unlike_by_design,
     unlike_by_design,
 )
 from harness.training.probe.layouts import Settings
@@ -39,14 +38,14 @@ def test_a_schedule_that_accelerate_steps_once_for_each_rank_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "accelerate.scheduler", raising=False)
-    assert schedules_unlike_by_design() == []
+    assert objects_unlike_by_design() == []
     module = SimpleNamespace(AcceleratedScheduler=AcceleratedScheduler)
     monkeypatch.setitem(sys.modules, "accelerate.scheduler", module)
-    assert schedules_unlike_by_design() == []
+    assert objects_unlike_by_design() == []
     schedulers = [AcceleratedScheduler(True), AcceleratedScheduler(False, False)]
-    assert schedules_unlike_by_design() == []
+    assert objects_unlike_by_design() == []
     schedulers.append(AcceleratedScheduler(False))
-    assert schedules_unlike_by_design() == [SCHEDULE]
+    assert objects_unlike_by_design() == [SCHEDULE]
 
 
 def test_a_norm_over_the_batch_is_named_unless_it_is_frozen() -> None:
@@ -66,9 +65,9 @@ class KTOTrainer:
 def test_a_baseline_of_the_micro_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(KTOTrainer=KTOTrainer)
     monkeypatch.setitem(sys.modules, "trl.trainer.kto_trainer", module)
-    assert trainers_unlike_by_design() == []
+    assert objects_unlike_by_design() == []
     trainer = KTOTrainer()
-    assert trainers_unlike_by_design() == [BASELINE]
+    assert objects_unlike_by_design() == [BASELINE]
     del trainer
 
 

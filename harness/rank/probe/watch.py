@@ -26,11 +26,7 @@ from harness.rank.probe.findings.frozen import Frozen
 from harness.rank.probe.findings.optimizers import Optimizers
 from harness.rank.probe.findings.saves import CUT, Saves
 from harness.rank.probe.findings.schedules import Schedules
-from harness.rank.probe.findings.unlike import (
-    schedules_unlike_by_design,
-    trainers_unlike_by_design,
-    unlike_by_design,
-)
+from harness.rank.probe.findings.unlike import objects_unlike_by_design, unlike_by_design
 from harness.rank.probe.findings.workers import Workers
 from harness.rank.probe.recording import losses
 from harness.rank.probe.recording.gradients import Gradients
@@ -272,13 +268,8 @@ class Watch:
         exact = not (current["scaled"] or current["coarse"] or current["stops"] or repeats)
         current["slopes"] = self.engine is None and exact
         if not self.record.steps:
-            unlike = [
-                *unlike_by_design(self.model.root),
-                *schedules_unlike_by_design(),
-                *trainers_unlike_by_design(),
-            ]
             current |= {
-                "unlike": unlike,
+                "unlike": [*unlike_by_design(self.model.root), *objects_unlike_by_design()],
                 "shims": list(script_shims.installed),
                 "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,

@@ -7,10 +7,11 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from harness.run.server_pool import Pool
 from harness.system.files import ROOT
@@ -31,22 +32,9 @@ FOLDER = ROOT / "loops"
 serves many bugs through its arguments; those that it is always given are in ``usual.json``."""
 
 
-@dataclass(frozen=True)
-class Usual:
-    """The arguments that a script is always given."""
-
-    arguments: str
-    save: str = ""
-    resume: str = ""
-    same_rows: bool = False
-    """Whether its ranks are stages or parts of a model, which see the same rows."""
-
-
-USUAL: dict[str, Usual] = {
-    name: Usual(**words)
-    for name, words in json.loads((FOLDER / "usual.json").read_text(encoding="utf-8")).items()
-}
-"""By the name of the script."""
+USUAL: Mapping[str, Mapping[str, Any]] = json.loads((FOLDER / "usual.json").read_text("utf-8"))
+"""By the name of a script: its ``arguments``; those with which it saves and resumes; ``same_rows``
+if its ranks are stages or parts of a model."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +61,14 @@ class Loop:
         usual = USUAL[self.script]
         names = {each.name for each in fields(Settings)} & {each.name for each in fields(self)}
         return Settings(
-            save=usual.save or None,
-            resume=usual.resume or None,
-            same_rows=usual.same_rows,
+            save=usual.get("save"),
+            resume=usual.get("resume"),
+            same_rows=usual.get("same_rows", False),
             **{name: getattr(self, name) for name in names},
         )
 
     def target(self) -> Target:
-        arguments = f"{USUAL[self.script].arguments} {self.arguments}"
+        arguments = " ".join([USUAL[self.script]["arguments"], self.arguments])
         return Target(str(FOLDER / self.script), tuple(shlex.split(arguments)))
 
     @property

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import sys
 from typing import Any
+
+from harness.rank.training.layouts import instances
 
 UNLIKE = {
     r"SyncBatchNorm": "normalises over the micro-batches of all ranks (--layouts ranks,resume for "
@@ -43,27 +43,16 @@ SCHEDULE = (
 )
 
 
-def schedules_unlike_by_design() -> list[str]:
-    """A line if accelerate has prepared a schedule that it steps once for each rank."""
-    accelerate = sys.modules.get("accelerate.scheduler")
-    if accelerate is None:
-        return []
-    kind = accelerate.AcceleratedScheduler
-    prepared = (one for one in gc.get_objects() if type(one) is kind)
-    is_unlike = any(one.step_with_optimizer and not one.split_batches for one in prepared)
-    return [SCHEDULE] if is_unlike else []
-
-
 BASELINE = (
     "KTOTrainer subtracts a KL of the micro-batches of all ranks, so its gradient depends by "
     "design on the number of micro-batches (--layouts ranks,resume for the test)"
 )
 
 
-def trainers_unlike_by_design() -> list[str]:
-    """A line if the script has a trainer whose loss has a baseline from its micro-batch."""
-    kto = getattr(sys.modules.get("trl.trainer.kto_trainer"), "KTOTrainer", None)
-    if kto is None:
-        return []
-    exists = any(issubclass(type(one), kto) for one in gc.get_objects())  # isinstance wakes proxies
-    return [BASELINE] if exists else []
+def objects_unlike_by_design() -> list[str]:
+    """A line if accelerate has prepared a schedule that it steps once for each rank, and one if the
+    script has a trainer whose loss has a baseline from its micro-batch."""
+    schedules = instances("accelerate.scheduler", "AcceleratedScheduler")
+    is_unlike = any(one.step_with_optimizer and not one.split_batches for one in schedules)
+    has_baseline = instances("trl.trainer.kto_trainer", "KTOTrainer")
+    return [SCHEDULE] * is_unlike + [BASELINE] * bool(has_baseline)

@@ -31,8 +31,8 @@ class Gradients:
         """Subscribe, before anything of the script runs."""
         on = events.instrument.on
         on(events.Backward, around=self._backward, when=self._is_outermost)
-        on(events.Clip, before=self._clip, after=self._clipped)
-        on(events.ValueClip, around=self._clip_values)
+        on(events.Clip, around=self._clip)
+        on(events.ValueClip, around=self._clip)
         on(events.Unscale, around=self._unscaled)
         on(events.ScalerStep, around=self._scaled)
 
@@ -60,11 +60,8 @@ class Gradients:
                 record.note_trained()
             record.now["left"] = _norm(p for _, p in learnt)
 
-    def _clip(self, event: events.Clip) -> None:
-        self._note_unclipped(event)
-        self._record.clipped = list(event.parameters)
-
-    def _note_unclipped(self, event: events.Clip) -> None:
+    def _clip(self, event: events.Clip, call: Callable[[], Any]) -> Any:
+        """Record a clipping, and the gradients before the first one of a step."""
         record, names = self._record, self._micro_batches.names.names
         if record.now["raw"] is None and record.is_open():
             record.now["raw"] = {
@@ -72,18 +69,13 @@ class Gradients:
                 for n, p in enumerate(event.parameters)
                 if p.grad is not None
             }
-
-    def _clipped(self, event: events.Clip) -> None:
-        self._record.now["clips"].append((float(event.max_norm), float(full(event.value)), False))
-
-    def _clip_values(self, event: events.ValueClip, call: Callable[[], Any]) -> Any:
-        """A limit that the loop multiplies by the scale of the loss clips hardly a value."""
-        self._note_unclipped(event)
-        before = _norm(event.parameters)
+        by_value, before = isinstance(event, events.ValueClip), _norm(event.parameters)
         value = call()
-        if _norm(event.parameters) < MUCH * before:
-            self._record.clipped = list(event.parameters)
-        self._record.now["clips"].append((float(event.max_norm), before, True))
+        # A limit of values that the loop multiplies by the scale of the loss clips hardly one.
+        if not by_value or _norm(event.parameters) < MUCH * before:
+            record.clipped = list(event.parameters)
+        size = before if by_value else float(full(value))
+        record.now["clips"].append((float(event.max_norm), size, by_value))
         return value
 
     def _unscaled(self, event: events.Unscale, call: Callable[[], Any]) -> Any:

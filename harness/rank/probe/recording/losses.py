@@ -34,13 +34,13 @@ def note_reports(losses: Losses, steps: Callable[[], int]) -> events.Subscriptio
     """Subscribe to reports. ``steps`` returns the number of steps so far."""
 
     def note(event: events.Report) -> None:
-        found = _evaluations([*event.values, event.value])
+        found = evaluations([*event.values, event.value])
         losses.extend((steps(), name, loss) for name, loss in found)
 
     return events.instrument.on(events.Report, after=note)
 
 
-def _evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:
+def evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:
     """The evaluation losses among the arguments of a report and in its return value."""
     pairs: list[tuple[Any, Any]] = list(pairwise(arguments))  # a name, and then its number
     for argument in arguments:

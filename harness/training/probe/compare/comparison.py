@@ -263,17 +263,15 @@ def _incomparable(moment: Moment) -> str:
                 f"the scaler of the loss skipped {step['skipped']} steps before step "
                 f"{moment.number + 1}, in the reference {moment.expected['skipped']}: {SMALLER}"
             )
-        owned = moment.owned(rank, moment.expected["grad"])
-        for name, gradient in owned.items():
-            tensor = step["grad"].get(name)
-            if tensor is not None and tensor.shape != gradient.shape:
-                shapes = f"{tuple(tensor.shape)}, in the reference {tuple(gradient.shape)}"
-                return f"{name} has the shape {shapes}: shards that probe cannot put together"
-        if len(moment.parts_of(rank)) == len(step["update"]):
-            return "the ranks have only parts of the parameters, which probe cannot put together"
-        if owned and not set(step["grad"]) & set(moment.expected["grad"]):
-            has, reference_has = several(step["grad"]), several(moment.expected["grad"])
-            return f"the optimizer has {has}; that of the reference has {reference_has}"
+        owned, gradients = moment.owned(rank, moment.expected["grad"]), step["grad"]
+        common = [name for name in owned if name in gradients]
+        is_same_shape = all(gradients[name].shape == owned[name].shape for name in common)
+        has_only_parts = len(moment.parts_of(rank)) == len(step["update"])
+        if has_only_parts or not is_same_shape or (owned and not common):
+            return (
+                f"the optimizer has {several(gradients)}, in the reference {several(owned)}: parts "
+                "or other parameters, which probe cannot put together"
+            )
     return ""
 
 
