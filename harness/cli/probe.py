@@ -88,17 +88,15 @@ MOST_RANKS = 256
 NEEDED = ("torch", "numpy")
 """What each interpreter must have."""
 
-FLAGS, ARGUMENTS = (
-    ("--same-rows", "--epoch", "-m", "--as-written", "--where", "--no-where"),
-    ("--save", "--resume", "--other-seed"),
-)
-"""Our options without a value, and those whose value is arguments of the script."""
+ARGS = "ARGS"
+"""Stands in the help for arguments of the script."""
 
 
 def main(arguments: list[str]) -> int:
-    ours, script = _parted(arguments)
+    parser = _parser()
+    ours, script = _parted(arguments, parser)
     ours, changes = patches(ours)
-    options = _parser().parse_args([*ours, *script])
+    options = parser.parse_args([*ours, *script])
     options.patches = changes
     options.python = _interpreter(options.python)
     options.environments = _environments(options)
@@ -117,15 +115,18 @@ def main(arguments: list[str]) -> int:
     return exit_code(answers)
 
 
-def _parted(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+def _parted(arguments: Iterable[str], parser: Arguments) -> tuple[list[str], list[str]]:
     """Our options, and the script with its arguments. Arguments of the script that begin with a
     dash are joined to their option: argparse would take ``--seed=7`` for an option."""
+    actions = {name: action for action in parser._actions for name in action.option_strings}
     words, ours = iter(arguments), list[str]()
     for word in words:
-        if word in ARGUMENTS:
+        action = actions.get(word)
+        if action is not None and action.metavar == ARGS:
             ours.append(f"{word}={next(words, '')}")
         elif word.startswith("-"):
-            ours += [word, *islice(words, int("=" not in word and word not in FLAGS))]
+            is_flag = action is not None and action.nargs == 0
+            ours += [word, *islice(words, int("=" not in word and not is_flag))]
         elif word.startswith("patch="):
             ours.append(word)
         else:
@@ -156,9 +157,9 @@ def _parser() -> Arguments:
     option("-k --k", "micro-batches", whole_number(2, 10_000))
     option("--steps", "of the optimizer", whole_number(2, 100_000))
     option("--at", "step to save at", whole_number(1, 100_000))
-    option("--save", "arguments with which the script saves; may be ''", metavar="ARGS")
-    option("--resume", "arguments with which it resumes; may be ''", metavar="ARGS")
-    option("--other-seed", "arguments that set another seed", metavar="ARGS")
+    option("--save", "arguments with which the script saves; may be ''", metavar=ARGS)
+    option("--resume", "arguments with which it resumes; may be ''", metavar=ARGS)
+    option("--other-seed", "arguments that set another seed", metavar=ARGS)
     option("--layouts", f"a comma-separated part of {','.join(LAYOUTS)}", _names(LAYOUTS))
     text = "set a constant of the script that has no argument, such as batch_size={rows}"
     option("--set", text, action="append", default=[], metavar="NAME=VALUE")

@@ -291,11 +291,9 @@ def test_an_environment_that_trains_otherwise_is_told(
 @pytest.mark.parametrize(
     ("change", "code", "line"),
     [
-        pytest.param("another order", 0, "1 rank, OTHER  as the", marks=pytest.mark.slow),
+        ("another order", 0, "1 rank, OTHER  as the"),
         ("another order and loss", 1, "1 rank, OTHER  BROKEN at step 1: gradient"),
-        pytest.param(
-            "draws before the weights", 0, "draws other first weights (", marks=pytest.mark.slow
-        ),
+        ("draws before the weights", 0, "draws other first weights ("),
     ],
 )
 def test_an_environment_with_another_order_is_compared_with_the_first_environment(

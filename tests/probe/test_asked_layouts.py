@@ -27,10 +27,7 @@ def test_another_seed_must_give_another_order(
 
 @pytest.mark.slow
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("bug", "relation"),
-    [pytest.param("", "", marks=pytest.mark.slow), ("resume without optimizer", "optimizer")],
-)
+@pytest.mark.parametrize(("bug", "relation"), [("", ""), ("resume without optimizer", "optimizer")])
 def test_a_resume_on_several_ranks_is_compared_rank_by_rank(
     probing: Probing, bug: str, relation: str
 ) -> None:

@@ -137,8 +137,9 @@ def test_a_script_that_is_not_given_its_rows_is_refused(capsys: pytest.CaptureFi
 
 def test_arguments_of_the_script_may_begin_with_a_dash() -> None:
     ours = ["--rows", "12", "--save", "--every={at}", "--epoch", "--resume", "--from {dir}"]
-    words = [word for part in probe._parted([*ours, "train.py", "--save", "--x"]) for word in part]
-    options = probe._parser().parse_args(words)
+    parser = probe._parser()
+    ours, script = probe._parted([*ours, "train.py", "--save", "--x"], parser)
+    options = parser.parse_args([*ours, *script])
     assert (options.save, options.resume) == ("--every={at}", "--from {dir}")
     assert options.script == ["train.py", "--save", "--x"]
 

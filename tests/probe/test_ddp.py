@@ -239,10 +239,7 @@ def test_a_mistake_is_called_what_it_is(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    ["--clip 0.1", "--clip 0.1 --fused", pytest.param("--clip-value 1e-3", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("options", ["--clip 0.1", "--clip 0.1 --fused", "--clip-value 1e-3"])
 @pytest.mark.parametrize("bug", ["", "clips what is scaled", "clips before unscale_"])
 def test_clipping_of_gradients_that_a_scaler_still_multiplies_is_noted(
     probing: Probing, bug: str, options: str
@@ -289,8 +286,8 @@ scaler = torch"""
 @pytest.mark.parametrize(
     ("scale", "options", "broken"),
     [
-        pytest.param("dist.ReduceOp.AVG", "", {}, marks=pytest.mark.slow),
-        pytest.param("dist.ReduceOp.MAX", "", "gradient", marks=pytest.mark.slow),
+        ("dist.ReduceOp.AVG", "", {}),
+        ("dist.ReduceOp.MAX", "", "gradient"),
         # The first rate is 0: only the second step shows whether it averages.
         ("dist.ReduceOp.AVG", "--decay-over 30", {}),
         ("dist.ReduceOp.MAX", "--decay-over 30", "gradient"),

@@ -17,22 +17,20 @@ GIVEN = "--batch-size {rows} --accum {k}"
     "options",
     [
         "--rehearse loader",
-        pytest.param("--rehearse zeros --optimizer sgd", marks=pytest.mark.slow),
-        pytest.param("--rehearse nothing", marks=pytest.mark.slow),
-        pytest.param("--rehearse forward", marks=pytest.mark.slow),
-        pytest.param("--of-all-ranks --batch-size {rows*ranks}", marks=pytest.mark.slow),
+        "--rehearse zeros --optimizer sgd",
+        "--rehearse nothing",
+        "--rehearse forward",
+        "--of-all-ranks --batch-size {rows*ranks}",
         "--snapshot snapshot.pt",
         "--rows 24",
-        pytest.param("--rows 24 --sampler", marks=pytest.mark.slow),
-        pytest.param("--noise of-row", marks=pytest.mark.slow),
-        pytest.param("--rows 36 --rehearse loader", marks=pytest.mark.slow),
-        pytest.param("--fp16 --rehearse loader", marks=pytest.mark.slow),
-        pytest.param(
-            "--fp16 --optimizer sgd --rows 48", marks=pytest.mark.slow
-        ),  # a bias has one value, which no perturbed run moves
-        pytest.param("--fp16 --rehearse zeros --overflow", marks=pytest.mark.slow),
-        pytest.param("--fp16 --rehearse forward --snapshot snapshot.pt", marks=pytest.mark.slow),
-        pytest.param("--compile --rehearse loader --snapshot snapshot.pt", marks=pytest.mark.slow),
+        "--rows 24 --sampler",
+        "--noise of-row",
+        "--rows 36 --rehearse loader",
+        "--fp16 --rehearse loader",
+        "--fp16 --optimizer sgd --rows 48",  # a bias has one value, which no perturbed run moves
+        "--fp16 --rehearse zeros --overflow",
+        "--fp16 --rehearse forward --snapshot snapshot.pt",
+        "--compile --rehearse loader --snapshot snapshot.pt",
         pytest.param(
             "--compile --rehearse forward --fp16", marks=(pytest.mark.slow, pytest.mark.exhaustive)
         ),

@@ -278,10 +278,10 @@ def test_a_report_says_why_a_mode_was_run() -> None:
     ("how", "name"),
     [
         ("", "without checkpointing"),
-        pytest.param(REENTRANT, "without checkpointing", marks=pytest.mark.slow),
-        pytest.param(f"{PLAIN}{WRAPPED}", "without checkpointing", marks=pytest.mark.slow),
-        pytest.param(f"{SMALL}\n{AUTOCAST}", "without checkpointing", marks=pytest.mark.slow),
-        pytest.param(f"{PLAIN}; {SWITCHED}", "with checkpointing", marks=pytest.mark.slow),
+        (REENTRANT, "without checkpointing"),
+        (f"{PLAIN}{WRAPPED}", "without checkpointing"),
+        (f"{SMALL}\n{AUTOCAST}", "without checkpointing"),
+        (f"{PLAIN}; {SWITCHED}", "with checkpointing"),
     ],
 )
 def test_a_recomputation_with_the_masks_of_the_forward_is_right(
@@ -299,8 +299,8 @@ def test_a_recomputation_with_the_masks_of_the_forward_is_right(
     [
         FORGETFUL,
         f"{SMALL}; {FORGETFUL}",
-        pytest.param(f"{SMALL}; {FORGETFUL}\n{AUTOCAST}", marks=pytest.mark.slow),
-        pytest.param(f"{PLAIN}; {FORGETFUL}; {SWITCHED}", marks=pytest.mark.slow),
+        f"{SMALL}; {FORGETFUL}\n{AUTOCAST}",
+        f"{PLAIN}; {FORGETFUL}; {SWITCHED}",
     ],
 )
 def test_a_recomputation_that_draws_other_masks_is_found(probing: Probing, how: str) -> None:

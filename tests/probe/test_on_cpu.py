@@ -220,9 +220,7 @@ def main(rows):
 @pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("command")
-@pytest.mark.parametrize(
-    "library", [pytest.param("trainer", marks=pytest.mark.slow), "torchtitan.train"]
-)
+@pytest.mark.parametrize("library", ["trainer", "torchtitan.train"])
 def test_a_trainer_of_a_library_runs_on_the_cpu(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

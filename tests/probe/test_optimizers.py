@@ -86,15 +86,7 @@ def probed(probing: Probing, how: str) -> Answers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [
-        FROZEN,
-        pytest.param(TWO, marks=pytest.mark.slow),
-        MASTERS,
-        pytest.param(EMA, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("how", [FROZEN, TWO, MASTERS, EMA])
 def test_an_optimizer_that_has_what_is_trained_is_right(probing: Probing, how: str) -> None:
     answers = probed(probing, how)
     assert not [note for note in answers.notes if note.startswith(UNHELD)]

@@ -81,16 +81,7 @@ def notes(probing: Probing, how: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [
-        BOTH,
-        pytest.param(AVERAGES, marks=pytest.mark.slow),
-        pytest.param(LAGS, marks=pytest.mark.slow),
-        pytest.param(REFERENCE, marks=pytest.mark.slow),
-        pytest.param(HALF, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("how", [BOTH, AVERAGES, LAGS, REFERENCE, HALF])
 def test_trained_weights_averages_and_references_are_right(probing: Probing, how: str) -> None:
     assert notes(probing, how) == []
 

@@ -303,20 +303,8 @@ LOOPS = {
 }
 
 
-SLOW = (
-    *("adversaries", "critics", "search", "two rates", "of rows", "sparse", "time first"),
-    *("teacher first", "noise of what a module has transformed"),
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "loop",
-    [
-        pytest.param(loop, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name, loop in LOOPS.items()
-    ],
-)
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_a_rare_style_is_no_fault(probing: Probing, loop: str) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
     answers = probing(BEGIN + loop, "{rows} {k}", settings)

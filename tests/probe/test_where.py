@@ -81,14 +81,9 @@ FAULTS = {
 }
 """By the fault, its stage and its module."""
 
-CHEAP = ("heads swapped", "norm sums a row")
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow) for name in FAULTS],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_module_has_its_place(probing: Probing, fault: str) -> None:
     settings = Settings(steps=2, at=1, where=True, layouts=(RANKS,))
     answers = probing(str(FAULTY), [*GIVEN.split(), "--fault", fault], settings)

@@ -63,8 +63,8 @@ def notes(probing: Probing, how: str) -> list[str]:
     "how",
     [
         "dataset = Stream()",
-        pytest.param("Stream.shuffles = True; dataset = Stream()", marks=pytest.mark.slow),
-        pytest.param("NOISE = 1e-3; dataset = Noisy()", marks=pytest.mark.slow),
+        "Stream.shuffles = True; dataset = Stream()",
+        "NOISE = 1e-3; dataset = Noisy()",
     ],
 )
 def test_workers_that_share_the_rows_are_right(probing: Probing, how: str) -> None:

@@ -97,7 +97,7 @@ class Watch:
             "steps": steps,
             "skipped": current["skipped"],
             "backwards": self._backwards,
-            "infinite": self.record.finite.text() or current.get("overflow", ""),
+            "infinite": self.record.finite.place or current.get("overflow", ""),
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
             "reported": self.reported,
@@ -236,7 +236,7 @@ class Watch:
             "clipping": updated.clipping(),
             "fresh": updated.fresh(),
             "starts": dict(self.model.names.starts),
-            "infinite": self.record.finite.text(),
+            "infinite": self.record.finite.place,
         }
         if not self.record.steps:
             root = self.model.root

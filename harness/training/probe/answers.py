@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.rank.probe.own_files import Written
 from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.runner import ScriptFacts
 from harness.training.probe.where.place import Place
 
 
 @dataclass
-class Answers:
+class Answers(ScriptFacts):
     """What a probe of a script has found."""
 
     about: str
@@ -21,12 +21,6 @@ class Answers:
     not_tested: list[str] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
     """By layout that nobody asked for, why it gave no answer."""
-    releases: Mapping[str, str] = field(default_factory=dict)
-    """By module, the release that the script has imported."""
-    imported: frozenset[str] = frozenset()
-    """The files of packages that the script has imported: ``transformers/trainer.py``."""
-    loaded: frozenset[str] = frozenset()
-    """The user's files that the script has loaded; in the working folder by their paths in it."""
     impossible: frozenset[str] = frozenset()
     """The known bugs that no run could set off."""
     other: Answers | None = None
@@ -42,10 +36,6 @@ class Answers:
     """The name of its file."""
     reference: str = "1 rank"
     """The name of the layout that the others are compared with."""
-    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of the script's model, the status and the reason by relation of ``models``."""
-    on_cpu: Mapping[str, int] = field(default_factory=dict)
-    """How often the reference asked for what a CPU does not have, by kind."""
     written: Written = field(default_factory=Written)
     """What the runs wrote into the user's folders, or would have."""
     where: Place | None = None

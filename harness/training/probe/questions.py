@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from harness.rank.compare import without_warnings
@@ -37,7 +37,7 @@ from harness.training.probe.notes import (
 )
 from harness.training.probe.one_order import compare_layout
 from harness.training.probe.other_environment import compare_again, notes_on_other, of_other_alone
-from harness.training.probe.runner import Run, Runner
+from harness.training.probe.runner import Run, Runner, ScriptFacts
 from harness.training.probe.session import Session
 from harness.training.probe.where.locate import locate
 
@@ -84,11 +84,7 @@ def probe(
     answers = Answers(
         f"{len(baseline.steps)} steps of {batch}, {step['optimizer']}, {len(step['grad'])} "
         "parameters",
-        releases=reference_run.releases,
-        imported=reference_run.imported,
-        loaded=reference_run.loaded,
-        on_cpu=reference_run.on_cpu,
-        relations=reference_run.relations,
+        **{each.name: getattr(reference_run, each.name) for each in fields(ScriptFacts)},
         same_rows=settings.same_rows,
         script=Path(runner.target.step_file or runner.target.script).name,
         reference=base.name,
@@ -192,14 +188,10 @@ def _compare_whole(
     if comparison.no_answer or not (run and reference_run and first_reference):
         return
     if settings.epoch and not comparison.broken:
-        over_all = epoch(first_run, first_reference, settings.same_rows)
-        comparison.broken += [over_all] if over_all else []
+        comparison.broken += epoch(first_run, first_reference, settings.same_rows)
     if not any(one.relation in (SAMPLES, "learning rate") for one in comparison.broken):
-        length = schedule(first_run.schedule, first_reference.schedule, run.layout)
-        comparison.broken += [length] if length else []
-    evaluated = evaluation(run, reference_run)
-    differences: list[Broken | str] = [evaluated] if evaluated else []
-    for difference in [*differences, *checkpoints(run, reference_run)]:
+        comparison.broken += schedule(first_run.schedule, first_reference.schedule, run.layout)
+    for difference in [*evaluation(run, reference_run), *checkpoints(run, reference_run)]:
         if isinstance(difference, Broken):
             comparison.broken.append(difference)
         elif not comparison.broken:

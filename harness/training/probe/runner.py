@@ -94,8 +94,24 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 Step = dict[str, Any]
 
 
+@dataclass(kw_only=True)
+class ScriptFacts:
+    """What rank 0 knows of the script after its last step."""
+
+    releases: Mapping[str, str] = field(default_factory=dict)
+    """By module, the release that the script has imported."""
+    imported: frozenset[str] = frozenset()
+    """The files of packages that the script has imported: ``transformers/trainer.py``."""
+    loaded: frozenset[str] = frozenset()
+    """The user's files that the script has loaded; in the working folder by their paths in it."""
+    on_cpu: Mapping[str, int] = field(default_factory=dict)
+    """How often the script asked for what a CPU does not have, by kind; it was done on the CPU."""
+    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of its model, the status and the reason by relation."""
+
+
 @dataclass
-class Run:
+class Run(ScriptFacts):
     """What a layout did."""
 
     layout: Layout
@@ -110,16 +126,6 @@ class Run:
     """By rank, the rows of each step; over an epoch, also of those that are not compared."""
     reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
     """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
-    releases: Mapping[str, str] = field(default_factory=dict)
-    """By module, the release that rank 0 has imported."""
-    imported: frozenset[str] = frozenset()
-    """The files of packages that rank 0 has imported: ``transformers/trainer.py``."""
-    loaded: frozenset[str] = frozenset()
-    """The user's files that rank 0 has loaded; in the working folder by their paths in it."""
-    on_cpu: Mapping[str, int] = field(default_factory=dict)
-    """How often rank 0 asked for what a CPU does not have, by kind; it was done on the CPU."""
-    relations: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of the model of rank 0, the status and the reason by relation."""
     schedule: Mapping[str, int] = field(default_factory=dict)
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
     saves: Sequence[tuple[int, str, str, Mapping[str, Any]]] = ()

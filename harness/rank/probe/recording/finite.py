@@ -18,9 +18,8 @@ class Finite:
     finite."""
 
     def __init__(self) -> None:
-        self._place = ""
-        self.recomputed = False
-        """Whether a backward called modules, as checkpointing does."""
+        self.place = ""
+        """The first one that is not finite, in words; empty if all is finite."""
         self._after = ""
         """The module that was called after the one whose gradient comes next."""
         self._last: Any = None
@@ -33,29 +32,24 @@ class Finite:
         for _, tensor in leaves(output, is_dataclass):
             if not (isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
                 continue
-            if self._place or tensor is self._last:
+            if self.place or tensor is self._last:
                 return
             self._last = tensor
             with suppress(Exception):  # inside torch.func, a tensor has no numbers
                 if not _is_finite(tensor):
-                    self._place = f"the output of {_called(root, module)}{_in(tensor)}"
+                    self.place = f"the output of {_called(root, module)}{_in(tensor)}"
                 elif tensor.requires_grad:
                     tensor.register_hook(partial(self._back, root, module))
 
     def _back(self, root: Any, module: Any, gradient: Any) -> None:
-        if self._place or gradient is None:
+        if self.place or gradient is None:
             return
         title = _called(root, module)
         if _is_finite(gradient):
             self._after = title
             return
         after = f", while that of {self._after} is" if self._after else ", as the loss gives it"
-        self._place = f"the gradient of the output of {title}{_in(gradient)}{after}"
-
-    def text(self) -> str:
-        """The first place that is not finite, in words; empty if all is finite."""
-        again = " (modules are computed again in the backward: is it right without checkpointing?)"
-        return self._place and self._place + (again if self.recomputed else "")
+        self.place = f"the gradient of the output of {title}{_in(gradient)}{after}"
 
 
 def _called(root: Any, module: Any) -> str:

@@ -175,7 +175,6 @@ class MicroBatches:
 
         record = self._record
         if not record.steps and torch.is_grad_enabled():
-            record.finite.recomputed |= record.in_backward
             record.finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
             record.now["coarse"] = max(record.now["coarse"], torch.finfo(output.dtype).eps)

@@ -7,6 +7,7 @@ themselves, because they are projections on random directions, the same in each 
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
@@ -46,7 +47,7 @@ class Places:
         self._makers: dict[Any, list[tuple[dict[str, Any], str]]] = {}
         """By the node of autograd that makes a tensor: the calls of modules that returned it in
         this forward pass, each with its label of the tensor."""
-        self._time = 0
+        self._ticks = itertools.count(1)
 
     def install(self) -> None:
         """Subscribe; before the model, whose handlers then are around these."""
@@ -84,7 +85,7 @@ class Places:
         finally:
             self._calls.pop()
         self._look(entry, "out", leaves(output, is_dataclass))
-        entry["left"] = self._tick()
+        entry["left"] = next(self._ticks)
         if not self._calls and not isinstance(output, torch.Tensor):
             # What the model returns, it may also use itself, as it does a hidden state.
             output = tree_map_only(torch.Tensor, _view, output)
@@ -114,10 +115,6 @@ class Places:
             else:
                 waiting += (following for following, _ in node.next_functions)
 
-    def _tick(self) -> int:
-        self._time += 1
-        return self._time
-
     def _begin(self, module: Any, name: str) -> dict[str, Any]:
         """Note a call that begins."""
         step = self._record.now
@@ -134,7 +131,7 @@ class Places:
             "kind": type(module).__name__,
             "source": _source(type(module)),  # type: ignore[arg-type]
             "again": self._record.in_backward,
-            "entered": self._tick(),
+            "entered": next(self._ticks),
             "left": 0,
             "digests": {},
             "gradients": {},
@@ -165,7 +162,7 @@ class Places:
     def _back(self, entry: dict[str, Any], label: str, gradient: Any) -> None:
         if gradient is not None:
             entry["gradients"][label] = digest(gradient, entry["rows"])
-            entry["times"][label] = self._tick()
+            entry["times"][label] = next(self._ticks)
 
 
 def _argument_names(module: Any, count: int) -> list[str]:

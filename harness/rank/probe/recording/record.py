@@ -52,7 +52,7 @@ class Record:
 
     def skip(self) -> None:
         """Discard a step that was not taken, but note that and where it overflowed."""
-        skipped, overflow = self.now["skipped"] + 1, self.finite.text()
+        skipped, overflow = self.now["skipped"] + 1, self.finite.place
         self.begin()
         self.now |= {"skipped": skipped, "overflow": overflow}
 

@@ -15,7 +15,7 @@ from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
 
 
-def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
+def epoch(run: Run, reference: Run, same_rows: bool) -> Iterator[Broken]:
     """Whether all ranks together have seen the rows of the reference's epoch.
 
     Where the rows do not fill the last step, it may repeat rows, or be left out.
@@ -29,13 +29,12 @@ def epoch(run: Run, reference: Run, same_rows: bool) -> Broken | None:
         # Those of the last step, and those after it, which no step has used.
         twice -= Counter(row for rank in ranks for row in chain(*rank[-2:]))
         never = never if never.total() >= size else Counter()
-    if not (twice or never):
-        return None
-    text = (
-        f"over an epoch of {expected_rows.total()} rows, {twice.total()} come too often, and "
-        f"{never.total()} never"
-    )
-    return Broken("samples", text)
+    if twice or never:
+        yield Broken(
+            "samples",
+            f"over an epoch of {expected_rows.total()} rows, {twice.total()} come too often, and "
+            f"{never.total()} never",
+        )
 
 
 EVALUATION = "evaluation"
@@ -45,24 +44,24 @@ NEAR = 1e-2
 are divided otherwise differ by design."""
 
 
-def evaluation(run: Run, reference: Run) -> Broken | str | None:
+def evaluation(run: Run, reference: Run) -> Iterator[Broken | str]:
     """The first loss of an evaluation that a known mistake multiplied; otherwise a note on the
     first one that differs. Only losses that both have reported, after the same step and under the
     same name, are compared."""
     expected_losses = {(steps, name): loss for steps, name, loss in reference.reported[0]}
-    note = None
+    notes = []
     for steps, name, loss in run.reported[0]:
         steps += run.layout.first
-        if (steps, name) not in expected_losses:
+        if (expected := expected_losses.get((steps, name))) is None:
             continue
-        expected = expected_losses[steps, name]
         text = f"after step {steps}, {name} is {loss:.6g}; the reference has {expected:.6g}"
         ratio = loss / expected if expected else 1.0
         if words := meaning(ratio, run.layout.rank_factor, run.layout.k):
-            return Broken(EVALUATION, f"{text}: {in_words(ratio, words)}", ratio, words)
-        if note is None and not near(loss, expected, share=NEAR):
-            note = f"evaluation: {text}"
-    return note
+            yield Broken(EVALUATION, f"{text}: {in_words(ratio, words)}", ratio, words)
+            return
+        if not near(loss, expected, share=NEAR):
+            notes.append(f"evaluation: {text}")
+    yield from notes[:1]
 
 
 CHECKPOINT = "checkpoint"
@@ -162,7 +161,7 @@ divided by the rows of a step makes one a little longer or shorter."""
 
 def schedule(
     falls: Mapping[str, int], reference_falls: Mapping[str, int], layout: Layout
-) -> Broken | None:
+) -> Iterator[Broken]:
     """Whether a layout's schedule has another length than the reference's.
 
     After a resume, the highest rate may have been before the stop: only the end is compared.
@@ -177,5 +176,5 @@ def schedule(
                 f"the schedule falls to {level} after {falls[level] + layout.first} steps, in the "
                 f"reference after {reference_falls[level]}: {factor}"
             )
-            return Broken(SCHEDULE, text, longer)
-    return None
+            yield Broken(SCHEDULE, text, longer)
+            return
