@@ -11,12 +11,10 @@ from harness.bugs.api.numbers import named
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
 from harness.system.text import count, listed, several
-from harness.training.probe import modes
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare import whole_run
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken, in_words
-from harness.training.probe.compare.relations import BEGAN_AGAIN, BETWEEN, UNHELD
+from harness.training.probe.compare.faults import BROKEN_RELATIONS, Broken, in_words
+from harness.training.probe.compare.relations import BEGAN_AGAIN
 from harness.training.probe.layouts import (
     ACCUMULATION,
     AGAINST,
@@ -48,28 +46,6 @@ SHARED = (
     "stopped. This machine allows no mounts of its own to a process"
 )
 
-FAULTS = {
-    "weights": "it begins with other weights",
-    BETWEEN: "its weights change outside of optimizer.step",
-    UNHELD: "its optimizer does not have what it trains",
-    "optimizer": "the optimizer's state is lost",
-    "average": "an average of the weights is another one",
-    "samples": "it trains on other samples",
-    "stale gradients": "gradients of the step before are left",
-    "gradient": "it has another gradient",
-    modes.WITH_DROPOUT: "it has another gradient with dropout",
-    "clipped gradient": "clipping leaves another gradient",
-    "loss": "it has another loss",
-    "learning rate": "it has another learning rate",
-    "update": "its steps go elsewhere",
-    "steps": "it takes another number of steps",
-    "order of samples": "it draws the samples in the same order",
-    "evaluation": "an evaluation reports another loss",
-    whole_run.CHECKPOINT: "it saves other weights",
-    "schedule": "the schedule of the learning rate has another length",
-}
-"""What a broken relation means."""
-
 RIGHT, WRONG, NO_ANSWER = "right", "wrong", "no answer"
 
 RELATION_NAMES = {
@@ -80,16 +56,6 @@ RELATION_NAMES = {
     "buffers": "the buffers that no checkpoint has",
 }
 """The names of the model's relations in a report."""
-
-SEPARATE = (
-    whole_run.EVALUATION,
-    whole_run.CHECKPOINT,
-    whole_run.SCHEDULE,
-    "learning rate",
-    "optimizer",
-    "samples",
-)
-"""Relations that do not follow from another one: each has a line of its own."""
 
 
 def exit_code(answers: Answers) -> int:
@@ -206,11 +172,10 @@ def _fault(comparison: Compared) -> str:
     cause = comparison.broken[0]
     if cause.text == BEGAN_AGAIN:
         return "it begins again at step 1"
-    fault = FAULTS.get(cause.relation, cause.relation)
     if cause.meaning and cause.ratio is not None:
         ratio = in_words(cause.ratio, cause.meaning, " the right one")
         return f"its {cause.relation} is {ratio}"
-    return fault
+    return BROKEN_RELATIONS[cause.relation].meaning
 
 
 def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[str]:
@@ -230,10 +195,11 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
         if fault not in reported:
             yield from (f"    {detail}" for detail in cause.details)
         reported.add(fault)
-        results = [one.relation for one in others if one.relation not in SEPARATE]
+        separate = [one for one in others if BROKEN_RELATIONS[one.relation].is_separate]
+        results = [one.relation for one in others if one not in separate]
         if results:
             yield f"    and as a result: {', '.join(results)}"
-        yield from (f"    {one.relation}: {one.text}" for one in others if one.relation in SEPARATE)
+        yield from (f"    {one.relation}: {one.text}" for one in separate)
     if why := _why(comparison):
         yield f"    run because {why}"
     yield from (f"    note: {note}" for note in comparison.notes)

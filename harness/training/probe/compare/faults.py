@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import Projection
+from harness.training.probe.where.place import Stage
 
 NEAR = 2e-3
 """How far (as a fraction) a ratio may be from a mistake's."""
@@ -48,6 +50,42 @@ def meaning(ratio: float, world: int, k: int) -> str:
     """The mistake with this ratio; empty if we know none."""
     mistake = term(ratio, world, k)
     return MISTAKES[mistake][0] if mistake else ""
+
+
+class Relation(NamedTuple):
+    """What it means if a relation does not hold."""
+
+    meaning: str
+    stage: Stage | None = None
+    """Where a layout parts from the reference; None if many stages may be the reason."""
+    is_separate: bool = False
+    """Whether it does not follow from another broken relation: then it has a line of its own."""
+
+
+BROKEN_RELATIONS = {
+    "weights": Relation("it begins with other weights", Stage.WEIGHTS),
+    "weights between steps": Relation("its weights change outside of optimizer.step"),
+    "optimizer's parameters": Relation(
+        "its optimizer does not have what it trains", Stage.OPTIMIZER
+    ),
+    "optimizer": Relation("the optimizer's state is lost", Stage.CHECKPOINT, True),
+    "average": Relation("an average of the weights is another one", Stage.CHECKPOINT),
+    "samples": Relation("it trains on other samples", Stage.LOADER, True),
+    "stale gradients": Relation("gradients of the step before are left", Stage.ACCUMULATION),
+    "gradient": Relation("it has another gradient"),
+    "gradient with dropout": Relation("it has another gradient with dropout"),
+    "clipped gradient": Relation("clipping leaves another gradient", Stage.CLIPPING),
+    "loss": Relation("it has another loss"),
+    "learning rate": Relation("it has another learning rate", Stage.SCHEDULE, True),
+    "update": Relation("its steps go elsewhere", Stage.OPTIMIZER),
+    "steps": Relation("it takes another number of steps", Stage.LOADER),
+    "order of samples": Relation("it draws the samples in the same order", Stage.LOADER),
+    "evaluation": Relation("an evaluation reports another loss", Stage.EVALUATION, True),
+    "checkpoint": Relation("it saves other weights", Stage.CHECKPOINT, True),
+    "schedule": Relation(
+        "the schedule of the learning rate has another length", Stage.SCHEDULE, True
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import NEAR
+from harness.training.probe.compare.faults import BROKEN_RELATIONS, NEAR
 from harness.training.probe.compare.gradients import are_level, weights_in
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.compare.relations import BETWEEN
@@ -30,24 +30,6 @@ from harness.training.probe.session import Session
 from harness.training.probe.where.digests import Recorded
 from harness.training.probe.where.modules import Evidence, first_place, unlike_factors
 from harness.training.probe.where.place import Place, Stage, of_stage, undetermined
-
-OF_RELATION = {
-    "weights": Stage.WEIGHTS,
-    "optimizer": Stage.CHECKPOINT,
-    "average": Stage.CHECKPOINT,
-    "samples": Stage.LOADER,
-    "steps": Stage.LOADER,
-    "order of samples": Stage.LOADER,
-    "stale gradients": Stage.ACCUMULATION,
-    "clipped gradient": Stage.CLIPPING,
-    "learning rate": Stage.SCHEDULE,
-    "schedule": Stage.SCHEDULE,
-    "update": Stage.OPTIMIZER,
-    "optimizer's parameters": Stage.OPTIMIZER,
-    "evaluation": Stage.EVALUATION,
-    "checkpoint": Stage.CHECKPOINT,
-}
-"""The stages of relations that have one."""
 
 FACTOR = 1e-3
 """The part of a gradient in other directions that a factor may leave."""
@@ -96,7 +78,7 @@ def _stage_of_relation(comparison: Compared) -> Place | None:
         return Place(Stage.WEIGHTS, text)
     if relation == WITH_DROPOUT:
         return Place(Stage.BACKWARD, "the backward of what draws random numbers, such as dropout")
-    stage = OF_RELATION.get(relation)
+    stage = BROKEN_RELATIONS[relation].stage
     if stage is None:
         return undetermined(f"nothing is known about the stage of: {relation}")
     if relation == "weights" and comparison.layout.resumed:
