@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import date
 from itertools import islice
 from pathlib import Path
@@ -98,8 +98,7 @@ def main(arguments: list[str]) -> int:
     ours, changes = patches(ours)
     options = parser.parse_args([*ours, *script])
     options.patches = changes
-    options.python = _interpreter(options.python)
-    options.environments = _environments(options)
+    options.against, options.environments = _environments(options)
     settings = _settings(options)
     chosen = _target(options)
     refuse_overwriting((options.json,), (chosen.file,))
@@ -213,41 +212,23 @@ def _interpreter(name_or_path: str) -> str:
     return path
 
 
-@dataclass(frozen=True)
-class Environment:
-    """Packages in which a script is run."""
-
-    label: str
-    python: str
-    pins: Mapping[str, str] = field(default_factory=dict)
-    """Releases that come before those of the interpreter."""
-
-
-def _environments(options: argparse.Namespace) -> list[Environment]:
-    """That of the reference, and the other one, if there is one."""
+def _environments(options: argparse.Namespace) -> tuple[str, list[tuple[str, dict[str, str]]]]:
+    """The name of the other environment, if there is one; and of each, the first one before, the
+    interpreter and the releases that come before its own."""
     if options.against and options.pins:
         raise UserError("--against and --pins name two environments each: give one of them")
     if options.patches and (options.against or options.pins):
         raise UserError("a patch would replace packages of both environments: leave it out")
-    if options.pins and options.python != os.path.abspath(sys.executable):
+    if options.pins and options.python != sys.executable:
         raise UserError("--pins needs the Python of this installation: leave --python out")
+    options.python = _interpreter(options.python)
     if options.against:
-        against = Environment(options.against, _interpreter(options.against))
-        return [Environment("", options.python), against]
+        return options.against, [(options.python, {}), (_interpreter(options.against), {})]
+    if not options.pins:
+        return "", [(options.python, {})]
     first, second = _pins(options.pins)
-    ours = Environment(pins.describe(first), options.python, first)
-    if not second:
-        return [ours]
     news = {name: version for name, version in second.items() if first[name] != version}
-    return [ours, Environment(pins.describe(news), options.python, second)]
-
-
-def _is_version(word: str) -> bool:
-    try:
-        Version(word)
-    except InvalidVersion:
-        return False
-    return True
+    return pins.describe(news), [(options.python, first), (options.python, second)]
 
 
 def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -257,7 +238,11 @@ def _pins(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     for word in words:
         name, _, versions = word.partition("=")
         pair = versions.split(",")
-        if not (NAME.fullmatch(name) and all(map(_is_version, pair))) or len(pair) > 2:
+        try:
+            is_release = bool([*map(Version, pair)])
+        except InvalidVersion:
+            is_release = False
+        if not (NAME.fullmatch(name) and is_release) or len(pair) > 2:
             raise UserError(f"--pins {word}: write NAME=A,B, such as transformers=4.57.6,5.24.0")
         if canonicalize_name(name) == pins.TORCH:
             raise UserError("--pins cannot change torch: use --against, with another environment")
@@ -273,7 +258,6 @@ def _settings(options: argparse.Namespace) -> Settings:
     names = {each.name for each in fields(Settings)}
     chosen = {name: value for name, value in vars(options).items() if name in names}
     chosen["ranks"] = chosen["ranks"] or 2 * options.reference_ranks
-    chosen["against"] = options.environments[1].label if options.environments[1:] else ""
     return Settings(**chosen)
 
 
@@ -347,9 +331,9 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
             ours = environment.of_interpreter(Path(options.python), packages_of_patches).interpreter
             edits.patched_copies(options.patches, ours.packages if ours else {}, Path(patched))
         environments = []
-        for one in options.environments:
-            sites = patched, stack.enter_context(_site(one, progress))
-            environments.append((one.python, os.pathsep.join(filter(None, sites))))
+        for python, releases in options.environments:
+            sites = patched, stack.enter_context(_site(releases, progress))
+            environments.append((python, os.pathsep.join(filter(None, sites))))
         return probed(
             chosen,
             settings,
@@ -363,14 +347,14 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
 
 
 @contextmanager
-def _site(environment: Environment, progress: Progress) -> Iterator[str]:
-    """The folder with the packages that an environment pins; empty without pins. Raises UserError
-    if they cannot be installed together."""
-    if not environment.pins:
+def _site(releases: Mapping[str, str], progress: Progress) -> Iterator[str]:
+    """The folder with these releases; empty without any. Raises UserError if they cannot be
+    installed together."""
+    if not releases:
         yield ""
         return
     today = date.today().isoformat()
-    stack = pins.Stack(environment.pins, today, *pins.here())
+    stack = pins.Stack(releases, today, *pins.here())
     if not overlay.is_built(stack, (), cache_folder()):
         progress.say(f"making the overlay of {stack}")
     with ExitStack() as context:

@@ -272,6 +272,5 @@ def test_spawned_workers_of_a_relative_script_and_interpreter_leave_nothing(
 def test_the_place_of_a_fault_is_named_unless_it_is_left_out(words: list[str], where: bool) -> None:
     """The option once got into the field of another one, and no place was named."""
     options = probe._parser().parse_args([*words, "train.py"])
-    options.environments = [""]
     settings = probe._settings(options)
     assert (settings.where, settings.bugs, settings.against) == (where, "", "")
