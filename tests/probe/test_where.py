@@ -86,9 +86,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_module_has_its_place(probing: Probing, fault: str) -> None:
     settings = Settings(steps=2, at=1, where=True, layouts=(RANKS,))
-    answers = probing(str(FAULTY), [*GIVEN.split(), "--fault", fault], settings)
-    assert answers.where is not None
-    assert (answers.where.stage, answers.where.module) == FAULTS[fault], answers.where.sentence
+    place = probing(str(FAULTY), [*GIVEN.split(), "--fault", fault], settings).where
+    assert place is not None
+    assert (place.stage, place.module or "") == FAULTS[fault], place.sentence
 
 
 @pytest.mark.slow
@@ -96,6 +96,6 @@ def test_a_fault_of_a_module_has_its_place(probing: Probing, fault: str) -> None
 def test_a_place_in_bf16_is_no_other_one(probing: Probing, fault: str) -> None:
     settings = Settings(steps=2, at=1, where=True, layouts=(ACCUMULATION,))
     words = [*GIVEN.split(), "--dtype", "bfloat16", "--fault", fault]
-    answers = probing(str(FAULTY), words, settings)
-    assert answers.where is not None
-    assert (answers.where.stage, answers.where.module) == FAULTS[fault], answers.where.sentence
+    place = probing(str(FAULTY), words, settings).where
+    assert place is not None
+    assert (place.stage, place.module or "") == FAULTS[fault], place.sentence

@@ -13,7 +13,7 @@ from harness.system.errors import ExitCode
 from harness.system.text import count, listed, several
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import BROKEN_RELATIONS, Broken, in_words
+from harness.training.probe.compare.faults import BROKEN_RELATIONS, in_words
 from harness.training.probe.compare.relations import BEGAN_AGAIN
 from harness.training.probe.layouts import (
     ACCUMULATION,
@@ -27,7 +27,6 @@ from harness.training.probe.layouts import (
     SEED,
     Layout,
 )
-from harness.training.probe.where.place import as_json as place_json
 
 if TYPE_CHECKING:
     from harness.training.probe.signatures import KnownBug
@@ -190,7 +189,9 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
         cause, *others = comparison.broken
         step = f" at step {comparison.step}" if comparison.step else ""
         yield f"{name}  BROKEN{step}: {cause.relation}  ({comparison.seconds:.1f} s)"
-        fault = (cause.relation, _kind(cause), *cause.parameters)
+        size = "" if cause.ratio is None else f"{cause.ratio:.2g}"
+        kind = cause.meaning or size or cause.text.partition(": ")[2]
+        fault = (cause.relation, kind, *cause.parameters)
         yield f"    {cause.text}" + (", as above" if fault in reported else "")
         if fault not in reported:
             yield from (f"    {detail}" for detail in cause.details)
@@ -200,25 +201,14 @@ def _layout(comparison: Compared, reported: set[tuple[str, ...]]) -> Iterator[st
         if results:
             yield f"    and as a result: {', '.join(results)}"
         yield from (f"    {one.relation}: {one.text}" for one in separate)
-    if why := _why(comparison):
-        yield f"    run because {why}"
+    if comparison.why:
+        yield f"    run because {comparison.why}"
     yield from (f"    note: {note}" for note in comparison.notes)
-
-
-def _why(comparison: Compared) -> str:
-    """Why a layout was run that nobody asked for; empty for others."""
-    why = comparison.layout.why
-    return f"{why}; one step had dropout" if why and comparison.with_dropout else why
-
-
-def _kind(cause: Broken) -> str:
-    """What makes two faults of a relation one: their meaning, or else their size."""
-    size = "" if cause.ratio is None else f"{cause.ratio:.2g}"
-    return cause.meaning or size or cause.text.partition(": ")[2]
 
 
 def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> dict[str, Any]:
     """The answers for programs; docs/probe_details.md describes the keys."""
+    place = answers.where
     return {
         "schema": SCHEMA,
         "exit_code": exit_code(answers),
@@ -233,7 +223,7 @@ def as_json(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> 
             {"relation": name, "status": status_, "reason": reason}
             for name, (status_, reason) in answers.relations.items()
         ],
-        "where": answers.where and place_json(answers.where),
+        "where": place and {**asdict(place), "text": place.sentence},
         "notes": answers.notes,
         "not_tested": answers.not_tested,
         "known": [asdict(bug) for bug in bugs],
@@ -248,7 +238,7 @@ def _layout_json(comparison: Compared) -> dict[str, Any]:
     return {
         "name": comparison.layout.name,
         "kind": comparison.layout.kind,
-        "why": _why(comparison) or None,
+        "why": comparison.why or None,
         "ranks": comparison.layout.world,
         "micro_batches": comparison.layout.k,
         "status": comparison.status,

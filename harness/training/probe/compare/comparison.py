@@ -55,6 +55,12 @@ class Compared:
     """The largest distances from the reference, in units of the spread of rounding."""
 
     @property
+    def why(self) -> str:
+        """Why a layout was run that nobody asked for; empty for others."""
+        why = self.layout.why
+        return f"{why}; one step had dropout" if why and self.with_dropout else why
+
+    @property
     def as_reference(self) -> bool:
         return not (self.broken or self.no_answer)
 

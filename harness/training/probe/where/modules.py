@@ -189,7 +189,7 @@ def _named(
         at = f"{short}:{line}" if line else short
     again = ", computed again for the backward," if call["again"] else ""
     text = f"{direction}{again} of {_called(call, at)}{how}"
-    return Place(direction, text, call["name"], call["kind"], file if at else "", line if at else 0)
+    return Place(direction, text, call["name"], call["kind"], *((file, line or None) if at else ()))
 
 
 def _called(call: Mapping[str, str], at: str = "") -> str:

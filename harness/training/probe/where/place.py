@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from harness.system.text import StrEnum
 
@@ -48,10 +47,12 @@ class Place:
     """None if it is not determined."""
     text: str = ""
     """The place in words; without one, why it is not determined."""
-    module: str = ""
-    kind: str = ""
-    file: str = ""
-    line: int = 0
+    module: str | None = None
+    """Its name in the model; empty for the model itself."""
+    kind: str | None = None
+    """Its class."""
+    file: str | None = None
+    line: int | None = None
     layout: str = ""
     """The name of the layout."""
 
@@ -67,16 +68,3 @@ def of_stage(stage: Stage, remark: str = "") -> Place:
 
 def undetermined(why: str) -> Place:
     return Place(text=why)
-
-
-def as_json(place: Place) -> dict[str, Any]:
-    """A place for programs."""
-    return {
-        "layout": place.layout,
-        "stage": place.stage and place.stage.value,
-        "text": place.sentence,
-        "module": place.module if place.kind else None,
-        "kind": place.kind or None,
-        "file": place.file or None,
-        "line": place.line or None,
-    }
