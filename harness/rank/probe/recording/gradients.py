@@ -69,7 +69,8 @@ class Gradients:
                 for n, p in enumerate(event.parameters)
                 if p.grad is not None
             }
-        by_value, before = isinstance(event, events.ValueClip), _norm(event.parameters)
+        by_value = isinstance(event, events.ValueClip)
+        before = _norm(event.parameters) if by_value else 0.0
         value = call()
         # A limit of values that the loop multiplies by the scale of the loss clips hardly one.
         if not by_value or _norm(event.parameters) < MUCH * before:
