@@ -36,7 +36,7 @@ FEW = (
 )
 
 OTHER = (
-    "{what}, also with every sampler in one order. None comes twice, but nothing can be compared: "
+    "{text}, also with every sampler in one order. None comes twice, but nothing can be compared: "
     "{advice}"
 )
 
@@ -141,19 +141,19 @@ def _without_an_answer(
             number != moment.number and not rows.keys().isdisjoint(rows_of(step))
             for number, step in enumerate(moment.reference.steps)
         )
-    what = "draws other rows than the reference, or changes them at random (masks, noise, crops)"
+    text = "draws other rows than the reference, or changes them at random (masks, noise, crops)"
     advice = "switch that off, or make it depend on the row"
     if is_moved:
-        what = "reads the rows in another order than the reference"
+        text = "reads the rows in another order than the reference"
         advice = "let it read them in one order, however many ranks there are"
     elif comparison.layout.kind == AGAINST:
-        what = "the model is given other rows than in the first environment"
+        text = "the model is given other rows than in the first environment"
         advice = "other tokens, another template or cut, or changes at random"
     if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
         advice = "the script sets no seed, so each rank draws or splits by itself"
     elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
         advice = "does an evaluation draw rows from the same generator?"
-    return _unanswered(comparison, OTHER.format(what=what, advice=advice))
+    return _unanswered(comparison, OTHER.format(text=text, advice=advice))
 
 
 def _unanswered(comparison: Compared, why: str) -> Compared:

@@ -101,9 +101,9 @@ class MicroBatches:
 
         module, record = event.owner, self._record
         with self._call([module]) as outermost:
-            seen, step, learns = False, record.now, torch.is_grad_enabled()
+            is_batch, step, learns = False, record.now, torch.is_grad_enabled()
             if outermost and learns and _trains(module) and not rehearses(module):
-                seen = self._begin(module, event.arguments, event.keywords)
+                is_batch = self._begin(module, event.arguments, event.keywords)
             elif outermost:
                 self._evaluated.add(id(module))
                 if self._weighs:
@@ -121,7 +121,7 @@ class MicroBatches:
         needs_gradient = getattr(output, "requires_grad", False)
         if self._noise.is_random and is_leaf and (self._weighs or needs_gradient):
             output = self._noise.nudged(output)
-        if seen:
+        if is_batch:
             _note_use(module, output, step)
         elif outermost and self.root is not None and _inner(module) is _inner(self.root):
             _on_gradient(output, partial(step["modes"].update, training_modes(module)))
@@ -137,15 +137,15 @@ class MicroBatches:
 
         record = self._record
         with self._call(modules) as outermost:
-            seen, step = False, record.now
+            is_batch, step = False, record.now
             taught = len(step["losses"])
             if outermost and torch.is_grad_enabled():
                 trained = (each for each in modules if _trains(each) and _has_weights(each))
                 for module in islice(trained, 1):
-                    seen = self._begin(module, arguments, keywords)
-            output = self._output(call, seen, is_compiled=True)
+                    is_batch = self._begin(module, arguments, keywords)
+            output = self._output(call, is_batch, is_compiled=True)
         # a function may also make the backward, or the step, itself
-        if seen and record.now is step and len(step["losses"]) == taught:
+        if is_batch and record.now is step and len(step["losses"]) == taught:
             _note_use(self.root, output, step)
         return output
 

@@ -105,8 +105,8 @@ def checkpoints(run: Run, reference: Run) -> Iterator[Broken | str]:
             if weights["types"] != expected["types"]:
                 types, expected_types = (", ".join(one["types"]) for one in (weights, expected))
                 yield f"{title} is in {types}; in the reference in {expected_types}"
-            for verb, one, other in (("lacks", weights, expected), ("also has", expected, weights)):
-                if names := [name for name in one["absent"] if name not in other["absent"]]:
+            for verb, side, twin in (("lacks", weights, expected), ("also has", expected, weights)):
+                if names := [name for name in side["absent"] if name not in twin["absent"]]:
                     yield f"{title} {verb} {several(names)}"
     if run.layout.goes_on:
         is_cut = CUT in (run.end, reference.end)
