@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.training.probe.compare.faults import Stage
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
-from harness.training.probe.where.place import Stage
 from tests.probe.probing import Probing
 
 pytestmark = pytest.mark.launch

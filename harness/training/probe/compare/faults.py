@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import Projection
-from harness.training.probe.where.place import Stage
+from harness.system.text import StrEnum
 
 NEAR = 2e-3
 """How far (as a fraction) a ratio may be from a mistake's."""
@@ -50,6 +50,23 @@ def meaning(ratio: float, world: int, k: int) -> str:
     """The mistake with this ratio; empty if we know none."""
     mistake = term(ratio, world, k)
     return MISTAKES[mistake][0] if mistake else ""
+
+
+class Stage(StrEnum):
+    """A part of a step, or of a run, in which a layout may part from the reference."""
+
+    WEIGHTS = "weights"
+    LOADER = "loader"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    ACCUMULATION = "accumulation"
+    REDUCTION = "reduction"
+    CLIPPING = "clipping"
+    OPTIMIZER = "optimizer"
+    SCHEDULE = "schedule"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
 
 
 class Relation(NamedTuple):

@@ -4,25 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.system.text import StrEnum
-
-
-class Stage(StrEnum):
-    """A part of a step, or of a run, in which a layout may part from the reference."""
-
-    WEIGHTS = "weights"
-    LOADER = "loader"
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    ACCUMULATION = "accumulation"
-    REDUCTION = "reduction"
-    CLIPPING = "clipping"
-    OPTIMIZER = "optimizer"
-    SCHEDULE = "schedule"
-    CHECKPOINT = "checkpoint"
-    EVALUATION = "evaluation"
-
+from harness.training.probe.compare.faults import Stage
 
 SENTENCES = {
     Stage.WEIGHTS: "the weights that the ranks begin with",
