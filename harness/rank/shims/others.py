@@ -59,14 +59,10 @@ def _sampler_argument(count: Count) -> None:
     replace(Sampler, "__init__", lambda *_, **__: count(), from_package("lhotse"))
 
 
-def _old_name(count: Count) -> None:
-    """Give a function of torch's gradient scaler its name of before torch 2.3 again."""
-    import torch.amp.grad_scaler
-    import torch.cuda.amp.grad_scaler
-
-    torch.cuda.amp.grad_scaler._refresh_per_optimizer_state = (  # type: ignore[attr-defined]
-        torch.amp.grad_scaler._refresh_per_optimizer_state
-    )
+def _old_name(count: Count, module: str, name: str, source: str = "", now: str = "") -> None:
+    """Give something of torch the module or the name again that it had in older releases."""
+    value = getattr(importlib.import_module(source or module), now or name)
+    setattr(importlib.import_module(module), name, value)
     count()
 
 
@@ -279,7 +275,12 @@ POINTS = (
         "<0.22",
         BOTH,
         "it imports a function of torch's gradient scaler from the module that had it before 2.3",
-        _old_name,
+        partial(
+            _old_name,
+            module="torch.cuda.amp.grad_scaler",
+            name="_refresh_per_optimizer_state",
+            source="torch.amp.grad_scaler",
+        ),
     ),
     Point(
         "prodigyopt.tensor_cuda",
@@ -288,6 +289,14 @@ POINTS = (
         CPU,
         "it moves the two numbers that the ranks add to a GPU: they stay where they are",
         stand_ins.cuda("prodigyopt", "torch.Tensor.cuda"),
+    ),
+    Point(
+        "schnetpack.type_name",
+        "schnetpack",
+        "<2.2",
+        BOTH,
+        "it imports a type of torch's loader, which has another name since torch 2.7",
+        partial(_old_name, module="torch.utils.data.dataloader", name="T_co", now="_T_co"),
     ),
     Point(
         "torch.whole_batches",
