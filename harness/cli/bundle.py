@@ -162,6 +162,8 @@ def main(arguments: list[str]) -> int:
     source = machine.source()  # before this creates files
     request = Request(source, python, options.platform, releases)
     with _borrowed(scenarios, request, lenient=options.all) as overlays:
+        if not overlays:
+            raise UserError("no scenario can be included")
         if options.parts:
             _make_parts(list(overlays), request, overlays, out, options.parts, lenient=options.all)
             return ExitCode.AS_EXPECTED

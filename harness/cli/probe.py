@@ -219,9 +219,9 @@ def _environments(options: argparse.Namespace) -> tuple[str, list[tuple[str, dic
         raise UserError("--against and --pins name two environments each: give one of them")
     if options.patches and (options.against or options.pins):
         raise UserError("a patch would replace packages of both environments: leave it out")
-    if options.pins and options.python != sys.executable:
-        raise UserError("--pins needs the Python of this installation: leave --python out")
     options.python = _interpreter(options.python)
+    if options.pins and options.python != os.path.abspath(sys.executable):
+        raise UserError("--pins needs the Python of this installation: leave --python out")
     if options.against:
         return options.against, [(options.python, {}), (_interpreter(options.against), {})]
     if not options.pins:

@@ -277,7 +277,7 @@ def _grid(picture: Grid) -> Chart:
             for y in dict.fromkeys(y for y, _ in fields)
         )
         panels.append(Panel(panel, tuple(map(str, across)), tuple(rows)))
-    legend = map(field, words or dict.fromkeys([least, most]))
+    legend = map(field, words or (dict.fromkeys([least, most]) if numbers else ()))
     axes = {"columns": picture.x, "rows": picture.y, "values": picture.value}
     return Chart(
         picture.title,

@@ -21,6 +21,9 @@ FOLDER = "docs"
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Documents outside that folder."""
 
+MADE = ("scenarios/", f"{FOLDER}/stories/", f"{FOLDER}/alive.md")
+"""What the site makes itself: an installed package has no other documents."""
+
 
 @dataclass(frozen=True)
 class Document:
@@ -107,6 +110,7 @@ def _target(target: str, path: str, repository: str) -> str:
         return target
     file, mark, anchor = target.partition("#")
     whole = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
-    if page := address(whole):
+    is_made = whole.startswith(MADE) or (ROOT / whole).is_file()
+    if (page := address(whole)) and is_made:
         return posixpath.relpath(page, posixpath.dirname(address(path) or "")) + mark + anchor
     return f"{repository}/blob/main/{whole}{mark}{anchor}"

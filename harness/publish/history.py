@@ -186,6 +186,11 @@ class History:
                 raise ValueError("it has no whole line")  # a writer would remove half a line
             for value in values:
                 ((kind, content),) = value.items()
+                if kind == "nightly" and "kind" in content:
+                    raise UserError(
+                        f"{self.file} was written by an older version, which numbered its "
+                        "nightlies: name a new file with --history"
+                    )
                 self._add(kind, content)
         except OSError as error:
             raise Inconclusive(f"cannot read {self.file}: {error.strerror or error}") from None

@@ -113,6 +113,15 @@ def test_score_writes_what_its_schema_says() -> None:
     assert complaints("score.json", [{**content[0], "found": "perhaps"}])
 
 
+def test_every_option_that_writes_json_has_a_schema_and_a_row_on_the_page() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+    modules = (ROOT / "harness" / "cli").glob("[a-z]*.py")
+    commands = {m.stem for m in modules if '"--json"' in m.read_text()}
+    assert {"check", "grade", "list", "matrix", "watch"} < commands
+    assert commands <= set(DOCUMENTS)
+    assert [name for name in DOCUMENTS if f"(schemas/{name}.json)" not in page] == []
+
+
 def test_a_document_has_a_field_with_its_version_or_the_version_is_in_its_schema() -> None:
     for document in (json.loads(write()) for write in DOCUMENTS.values()):
         has_field = "schema" in document.get("properties", {})

@@ -31,7 +31,7 @@ from harness.training.probe.layouts import (
 if TYPE_CHECKING:
     from harness.training.probe.signatures import KnownBug
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the JSON, see docs/formats.md; it grows when a field changes or goes."""
 
 WIDTH = 26

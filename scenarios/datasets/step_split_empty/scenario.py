@@ -1,6 +1,6 @@
 """A streamed tar file that ranks share goes to rank 0 alone: the other ranks have no rows.
 
-This affected users who stream a WebDataset, or tables of few rows, and split it with
+This affected users who stream a WebDataset, or other tables of a single row, and split it with
 ``split_dataset_by_node`` where the ranks do not divide the number of shards. Rank 0 gets all rows.
 A loop that waits for each rank's rows hangs; one that goes on trains on one rank of many.
 
@@ -40,8 +40,9 @@ oracle = epochs.Epochs(
         lambda records: (
             (row, epoch, f"rank {rank}")
             for epoch, ranks in rows.by_epoch(records).items()
-            for rank, those in enumerate(ranks)
-            for row in those
+            for row, rank in sorted(
+                (row, rank) for rank, those in enumerate(ranks) for row in those
+            )
         ),
         x="row",
         y="epoch",

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def layer() -> nn.ModuleDict:
-    """Two experts, with the names that Mixtral's have."""
+    """Two experts, with the names that Qwen2-MoE's have."""
     experts = [nn.ModuleDict({"up_proj": nn.Linear(4, 4)}) for _ in range(2)]
     return nn.ModuleDict({"mlp": nn.ModuleDict({"experts": nn.ModuleList(experts)})})
 

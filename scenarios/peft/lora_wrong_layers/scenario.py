@@ -1,9 +1,9 @@
 """PEFT's layers_to_transform takes an expert's number for that of its layer: other layers train.
 
 This affects users who put LoRA on some layers of a mixture of experts whose experts are modules of
-their own, as in Mixtral before transformers 5. With ``layers_to_transform=[1]``, expert 1 of every
-layer gets an adapter, and the other experts of layer 1 get none. Attention is right. The number of
-trainable parameters may be the expected one, no message appears, and the loss falls.
+their own, as in Qwen2-MoE before transformers 5. With ``layers_to_transform=[1]``, expert 1 of
+every layer gets an adapter, and the other experts of layer 1 get none. Attention is right. The
+number of trainable parameters may be the expected one, no message appears, and the loss falls.
 
 Root cause: PEFT finds the number of the layer with a regular expression that begins with a greedy
 ``.*``, so it finds the last number in the name: in ``model.layers.2.mlp.experts.1.up_proj`` that of
@@ -46,7 +46,7 @@ def run(ctx: api.Context) -> None:
 
 
 def _model(experts: int) -> Any:
-    """A model whose modules have the names of Mixtral's; each adds its output."""
+    """A model whose modules have the names of Qwen2-MoE's; each adds its output."""
     from torch import nn
 
     class Tree(nn.ModuleDict):

@@ -79,7 +79,8 @@ def detect(records: api.Records) -> api.Finding | None:
     if not lost:
         return None
     return api.Finding(
-        f"{len(lost)} of {len(batches)} batches have no gradient: their texts have one label",
+        f"{len(lost)} of {len(batches)} batches have no gradient; the labels of the first are "
+        f"{', '.join(map(str, lost[0]['labels']))}",
         step=lost[0]["step"],
         magnitude=len(lost) / len(batches),
         unit="of the batches without a gradient",

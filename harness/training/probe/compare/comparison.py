@@ -225,7 +225,7 @@ def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
         for part in (reference_steps[:start], reference_steps[start:])
     )
     rows = [row for steps in run.ranks for step in steps for row in rows_of(step)]
-    again, skipped = sum(row in before for row in rows), len(after - {*rows})
+    again, skipped = sum(row in before - after for row in rows), len(after - {*rows})
     return (
         f"of {count(len(rows), 'row')} after the resume, {again} come again that were trained "
         f"before the stop; {skipped} that are trained without the stop do not come"
