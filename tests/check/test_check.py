@@ -26,6 +26,7 @@ from harness.cli import check as check_command
 from harness.system.files import ROOT
 from tests.check.test_bug_status import environment
 from tests.sandbox import refused
+from tests.slow import slow
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -531,8 +532,8 @@ def test_a_password_of_a_line_that_is_quoted_is_not_printed(
         assert "SECRET" not in printed.out + printed.err
 
 
-@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX"])
-@pytest.mark.parametrize("password", ["pa/SECRET", "1/SECRET", "pa SECRET", "pa#SECRET"])
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", *slow("UV_DEFAULT_INDEX", "UV_INDEX")])
+@pytest.mark.parametrize("password", ["pa/SECRET", *slow("1/SECRET", "pa SECRET", "pa#SECRET")])
 def test_a_password_of_an_index_that_uv_cannot_parse_is_not_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, variable: str, password: str
 ) -> None:

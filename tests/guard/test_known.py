@@ -303,6 +303,7 @@ def test_alarm_names_bugs_with_its_kind_and_factor(sign: str, expected: list[str
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_first_step_names_the_bugs_that_it_sets_off(under_guard: Trainer, tmp_path: Path) -> None:
     torch_bug = {"affected": {"torch": [torch.__version__.split("+")[0]]}}
     sgd = {"torch.optim.optimizer.Optimizer": {"_zero_grad_profile_name": "no"}}

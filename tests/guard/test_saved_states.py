@@ -27,6 +27,7 @@ from harness.rank.guard.states.training_states import (
     TrainingState,
 )
 from harness.rank.training.parameters import Modules, watched
+from tests.slow import slow
 
 Tensors = dict[tuple[str, str], Tensor]
 
@@ -253,15 +254,20 @@ def _twice(weights: Weights) -> object:
     ("files", "is_in_files"),
     [
         (lambda weights: [{"model": weights}], True),
-        (lambda weights: [{f"module.{name}": value for name, value in weights.items()}], True),
-        (lambda weights: [{"weight": weights["weight"]}, {"bias": weights["bias"]}], True),
-        (lambda weights: [{"model": weights, "statistics": torch.ones(2)}], True),
         (lambda weights: [], False),
-        (lambda weights: [{"weight": weights["weight"]}], False),
-        (lambda weights: [{name: value * 0.9 for name, value in weights.items()}], False),
-        (lambda weights: [weights, {name: value * 0.9 for name, value in weights.items()}], False),
-        (lambda weights: [_twice(weights)], False),
-        (lambda weights: [{name: value.bfloat16() for name, value in weights.items()}], False),
+        *slow(
+            (lambda weights: [{f"module.{name}": value for name, value in weights.items()}], True),
+            (lambda weights: [{"weight": weights["weight"]}, {"bias": weights["bias"]}], True),
+            (lambda weights: [{"model": weights, "statistics": torch.ones(2)}], True),
+            (lambda weights: [{"weight": weights["weight"]}], False),
+            (lambda weights: [{name: value * 0.9 for name, value in weights.items()}], False),
+            (
+                lambda weights: [weights, {name: value * 0.9 for name, value in weights.items()}],
+                False,
+            ),
+            (lambda weights: [_twice(weights)], False),
+            (lambda weights: [{name: value.bfloat16() for name, value in weights.items()}], False),
+        ),
     ],
 )
 def test_files_have_the_weights_that_are_trained_or_also_others(

@@ -30,6 +30,7 @@ from harness.training.models.answers import Asking, ask
 from harness.training.models.stack import Releases
 from tests import made_models
 from tests.made_models import Decoder
+from tests.slow import slow
 
 FILE = Path(made_models.__file__)
 OWN = (
@@ -62,9 +63,7 @@ def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:
     return ask_alone(relation, Subject("own", lambda: made_models.model_and_batch(cls), folder))
 
 
-@pytest.mark.parametrize(
-    "relation", [*OWN, "compile", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("relation", [*OWN, *slow("compile", "inductor")])
 def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
     answer = answer_of(Decoder, relation, tmp_path)
     assert answer.status is AnswerStatus.RIGHT, answer.reason

@@ -7,6 +7,7 @@ import pytest
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.training.probe.probe_report import exit_code
 from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
+from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
@@ -20,9 +21,11 @@ SUMMED = "summed over the ranks, not averaged"
     "options",
     [
         "",
-        pytest.param("--optimizer sgd --clip 0.1 --dropout 0.3 --seed 3", marks=pytest.mark.slow),
-        pytest.param("--dtype bfloat16 --clip 0.5 --seed 4", marks=pytest.mark.slow),
-        "--amp float16 --clip 0.1",
+        *slow(
+            "--optimizer sgd --clip 0.1 --dropout 0.3 --seed 3",
+            "--dtype bfloat16 --clip 0.5 --seed 4",
+            "--amp float16 --clip 0.1",
+        ),
     ],
 )
 def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, options: str) -> None:
@@ -37,14 +40,21 @@ def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, opti
     ("bug", "options", "where", "broken"),
     [
         ("no all-reduce", "", RANKS, ("gradient", "")),
-        ("summed over ranks", "", RANKS, ("gradient", SUMMED)),
-        ("summed over ranks", "--clip 0.1", RANKS, ("gradient", SUMMED)),
         ("never divided by k", "", ACCUMULATION, ("gradient", NEVER)),
-        ("divided by k twice", "--clip 0.1", ACCUMULATION, ("gradient", TWICE)),
-        ("schedule by micro-batch", "", ACCUMULATION, ("learning rate", "")),
         ("no sampler", "", RANKS, ("samples", "")),
-        ("zero_grad in each micro-batch", "", ACCUMULATION, ("gradient", "")),
-        ("clips each micro-batch", "--clip 0.1 --optimizer sgd", ACCUMULATION, ("gradient", "")),
+        *slow(
+            ("summed over ranks", "", RANKS, ("gradient", SUMMED)),
+            ("summed over ranks", "--clip 0.1", RANKS, ("gradient", SUMMED)),
+            ("divided by k twice", "--clip 0.1", ACCUMULATION, ("gradient", TWICE)),
+            ("schedule by micro-batch", "", ACCUMULATION, ("learning rate", "")),
+            ("zero_grad in each micro-batch", "", ACCUMULATION, ("gradient", "")),
+            (
+                "clips each micro-batch",
+                "--clip 0.1 --optimizer sgd",
+                ACCUMULATION,
+                ("gradient", ""),
+            ),
+        ),
     ],
 )
 def test_a_mistake_is_named_in_the_layout_that_has_it(
@@ -57,6 +67,7 @@ def test_a_mistake_is_named_in_the_layout_that_has_it(
     assert exit_code(answers) == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_is_named_where_both_are_changed_as_well(probing: Probing) -> None:
     answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), "never divided by k"], Settings())
     assert first_broken(answers) == dict.fromkeys((ACCUMULATION, BOTH), ("gradient", NEVER))
@@ -103,6 +114,7 @@ def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(
     assert "the command has no {k}" in why
 
 
+@pytest.mark.slow
 def test_ranks_that_all_see_the_same_rows_are_found_beside_a_reference_that_does_too(
     probing: Probing,
 ) -> None:
@@ -159,6 +171,7 @@ def test_an_evaluation_that_draws_from_the_same_generator_is_suspected(probing: 
     assert "does an evaluation draw rows" in layout(answers, ACCUMULATION).no_answer
 
 
+@pytest.mark.slow
 def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing: Probing) -> None:
     arguments = f"{GIVEN} --amp float16 --scale 2000000"
     answers = probing("ddp.py", arguments, Settings(save=SAVE, resume=RESUMED))
@@ -168,6 +181,7 @@ def test_layouts_that_skip_other_steps_than_the_reference_give_no_answer(probing
     assert exit_code(answers) == 3
 
 
+@pytest.mark.slow
 def test_a_resume_after_the_end_of_the_data_gives_no_answer(probing: Probing) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,), steps=14, at=12)
     answers = probing("ddp.py", GIVEN, settings)
@@ -193,6 +207,7 @@ def test_a_resume_that_forgets_something_is_named(
     assert layout(answers, RESUME).step == step
 
 
+@pytest.mark.slow
 def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(probing: Probing) -> None:
     """Lightning does so: names are then longer on several ranks, and the wrapper stays in
     evaluation mode after a validation."""

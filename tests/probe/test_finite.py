@@ -153,6 +153,7 @@ def test_what_a_skipped_first_step_leaves_in_the_optimizer_is_blamed(probing: Pr
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_a_scaler_that_skips_all_steps_is_named(probing: Probing, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     text = SCRIPT.replace("SETUP", "scaler = torch.amp.GradScaler('cpu')")

@@ -66,12 +66,14 @@ def test_epochs_of_several_ranks_in_one_order_are_found(probing: Probing) -> Non
     assert "is set_epoch missing?" in layout(answers, RANKS).broken[0].details[0]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_no_part_of_an_epoch(probing: Probing) -> None:
     settings = Settings(layouts=(RANKS,), epoch=True)
     answers = probing("habits.py", f"{GIVEN} --rows 96 --rehearse loader", settings)
     assert first_broken(answers) == {}
 
 
+@pytest.mark.slow
 def test_a_script_that_divides_its_batch_size_by_the_ranks_is_given_a_hint(
     probing: Probing,
 ) -> None:

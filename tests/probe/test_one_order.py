@@ -125,6 +125,7 @@ def test_rows_that_are_packed_into_one_are_no_other_samples(probing: Probing, ho
     assert all("is it packed of several?" in why for why in whys)
 
 
+@pytest.mark.slow
 def test_ranks_that_read_parts_of_the_rows_have_no_answer_that_says_so(probing: Probing) -> None:
     words = ["{rows}", "parts", "1"]
     answers = probing(SCRIPT, words, Settings(layouts=(RANKS,)))

@@ -93,6 +93,7 @@ def test_an_optimizer_that_has_what_is_trained_is_right(probing: Probing, how: s
     assert RELATION not in {relation for relation, _ in first_broken(answers).values()}
 
 
+@pytest.mark.slow
 def test_weights_that_a_loop_steps_by_itself_are_right(probing: Probing) -> None:
     answers = probed(probing, BY_HAND)
     assert not refused(answers)

@@ -86,6 +86,7 @@ def test_trained_weights_averages_and_references_are_right(probing: Probing, how
     assert notes(probing, how) == []
 
 
+@pytest.mark.slow
 def test_an_average_that_has_not_begun_is_noted(probing: Probing) -> None:
     """Lightning's EMAWeightAveraging does so, if a training ends before its start."""
     saved, evaluated = notes(probing, LIGHTNING)
@@ -109,6 +110,7 @@ def test_an_average_that_is_never_updated_and_a_saved_copy_are_noted(
         assert note.startswith(beginning)
 
 
+@pytest.mark.slow
 def test_what_only_a_save_at_the_end_writes_is_seen(probing: Probing) -> None:
     how = "if step == 1 and sys.argv[2:]: torch.save({'model': begin}, sys.argv[2] + '/x.pt')"
     settings = Settings(save="{dir}", resume="{dir}", layouts=(RESUME,))

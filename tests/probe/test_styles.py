@@ -322,6 +322,7 @@ def test_equal_dropout_is_noted_if_the_ranks_have_unlike_rows(rows: str, noted: 
     )
 
 
+@pytest.mark.slow
 def test_a_norm_that_iterates_in_each_forward_has_a_note(probing: Probing) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
     answers = probing(BEGIN + SPECTRAL + STEPS, "{rows} {k}", settings)

@@ -9,6 +9,7 @@ import pytest
 from harness.training.probe.compare.faults import Stage
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
 from tests.probe.probing import Probing
+from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
@@ -27,21 +28,14 @@ def stage(probing: Probing, bug: str, options: str, kind: str) -> Stage | None:
     ("bug", "options", "kind", "expected"),
     [
         ("no all-reduce", "", RANKS, Stage.REDUCTION),
-        ("zero_grad in each micro-batch", "", ACCUMULATION, Stage.ACCUMULATION),
-        ("summed over ranks", "", RANKS, Stage.LOSS),
-        pytest.param(
-            *("never divided by k", "--clip 0.1", ACCUMULATION, Stage.LOSS), marks=pytest.mark.slow
-        ),
-        pytest.param(
-            *("clips each micro-batch", "--clip 0.1", ACCUMULATION, Stage.CLIPPING),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("schedule by micro-batch", "", ACCUMULATION, Stage.SCHEDULE), marks=pytest.mark.slow
-        ),
-        pytest.param("no sampler", "", RANKS, Stage.LOADER, marks=pytest.mark.slow),
-        pytest.param(
-            *("shrinks on several ranks", "", RANKS, Stage.WEIGHTS), marks=pytest.mark.slow
+        *slow(
+            ("zero_grad in each micro-batch", "", ACCUMULATION, Stage.ACCUMULATION),
+            ("summed over ranks", "", RANKS, Stage.LOSS),
+            ("never divided by k", "--clip 0.1", ACCUMULATION, Stage.LOSS),
+            ("clips each micro-batch", "--clip 0.1", ACCUMULATION, Stage.CLIPPING),
+            ("schedule by micro-batch", "", ACCUMULATION, Stage.SCHEDULE),
+            ("no sampler", "", RANKS, Stage.LOADER),
+            ("shrinks on several ranks", "", RANKS, Stage.WEIGHTS),
         ),
     ],
 )

@@ -71,6 +71,7 @@ def test_workers_that_share_the_rows_are_right(probing: Probing, how: str) -> No
     assert notes(probing, how) == []
 
 
+@pytest.mark.slow
 def test_a_stream_that_each_worker_reads_whole_is_noted(probing: Probing) -> None:
     (note,) = notes(probing, "Stream.splits = False; dataset = Stream()")
     assert "each of the 2 workers of a loader reads the same rows" in note
