@@ -204,12 +204,15 @@ def _names(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 def _interpreter(name_or_path: str) -> str:
     """The interpreter of --python, or of --against: the servers that start it have another working
     folder. Raises UserError if it lacks a package."""
-    python = interpreter.executable(Path(shutil.which(name_or_path) or name_or_path))
-    path = os.path.abspath(python)
-    is_ours = path == os.path.abspath(sys.executable)
+    path = _path(name_or_path)
+    is_ours = path == _path(sys.executable)
     if absent := [] if is_ours else interpreter.missing(Path(path), NEEDED):
         raise UserError(f"{name_or_path} has no {' and '.join(absent)}, which probe needs there")
     return path
+
+
+def _path(name_or_path: str) -> str:
+    return os.path.abspath(interpreter.executable(Path(shutil.which(name_or_path) or name_or_path)))
 
 
 def _environments(options: argparse.Namespace) -> tuple[str, list[tuple[str, dict[str, str]]]]:
@@ -219,9 +222,9 @@ def _environments(options: argparse.Namespace) -> tuple[str, list[tuple[str, dic
         raise UserError("--against and --pins name two environments each: give one of them")
     if options.patches and (options.against or options.pins):
         raise UserError("a patch would replace packages of both environments: leave it out")
-    options.python = _interpreter(options.python)
-    if options.pins and options.python != os.path.abspath(sys.executable):
+    if options.pins and _path(options.python) != _path(sys.executable):
         raise UserError("--pins needs the Python of this installation: leave --python out")
+    options.python = _interpreter(options.python)
     if options.against:
         return options.against, [(options.python, {}), (_interpreter(options.against), {})]
     if not options.pins:
