@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from harness.bugs import api
 from scenarios.common import usual_checks
@@ -19,14 +20,12 @@ FACTS = {
 """The largest and smallest singular value of an update, divided by the rate; and how far it is, in
 parts of its norm, from Muon's, from the mean gradient, and from the sum of the updates that Muon
 makes of each micro-batch."""
+SPLIT_FACTS = FACTS | {"exact": api.SIZE, "mixed": api.SIZE}
+"""And from upstream's update of the mean gradient, and from the one of which each rank makes its
+part, of its part of the mean gradient and of its own share elsewhere."""
 
 NEAR = 0.35
 """How far from the orthogonal matrix Muon's update may be: its singular values are 0.68 to 1.2."""
-
-
-def plan(at: api.Position) -> api.Plan:
-    """The facts of each step."""
-    return {"step": api.Kind(FACTS, api.each(at.params.steps))}
 
 
 @dataclass(frozen=True)
@@ -36,23 +35,30 @@ class Updates:
     symptom: Callable[[api.Record], bool]
     """Whether a step shows the documented symptom."""
     reason: str
-    plan = staticmethod(plan)
+    facts: Mapping[str, Any] = field(default_factory=lambda: FACTS)
+    fact: str = "muon"
+    """The distance that is small in a right step."""
+    near: float = NEAR
     insufficient_checks = staticmethod(usual_checks.loss_ends_higher)
+
+    def plan(self, at: api.Position) -> api.Plan:
+        """The facts of each step."""
+        return {"step": api.Kind(self.facts, api.each(at.params.steps))}
 
     def detect(self, records: api.Records) -> api.Finding | None:
         """An update is not near the orthogonal matrix that Muon stands for."""
         steps = records.of("step")
-        wrong = [step for step in steps if step["muon"] > NEAR]
+        wrong = [step for step in steps if step[self.fact] > self.near]
         if not wrong:
             return None
         first = wrong[0]
         return api.Finding(
             f"{len(wrong)} of {len(steps)} updates are not Muon's; that of step {first['step']} is "
-            f"{first['muon']:.3g} of its norm away, with singular values of "
+            f"{first[self.fact]:.3g} of its norm away, with singular values of "
             f"{first['smallest']:.3g} to {first['largest']:.3g}\n{self.reason}",
             step=first["step"],
             ranks=records.ranks,
-            magnitude=first["muon"],
+            magnitude=first[self.fact],
             unit="of the right update",
             documented=len(wrong) == len(steps) and all(map(self.symptom, steps)),
         )

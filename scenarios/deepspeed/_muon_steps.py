@@ -12,6 +12,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero.muon.original_muon import muon_update
 from torch import Tensor, nn
 
 from harness.bugs import api
@@ -21,8 +22,13 @@ from scenarios.deepspeed import _regression as regression
 BATCH, MOMENTUM = 8, 0.95
 
 
-def train(ctx: api.Context, stage: int, micro_batches: int) -> None:
-    """Fit a linear map for some steps at a stage of ZeRO; record each."""
+def train(
+    ctx: api.Context, stage: int, micro_batches: int, reduce_scatter: bool | None = None
+) -> None:
+    """Fit a linear map for some steps at a stage of ZeRO; record each.
+
+    If ``reduce_scatter`` is given, each record also has the facts of ``_updates``.
+    """
     p = ctx.params
     torch.manual_seed(ctx.seed)
     if hasattr(torch.compiler, "set_stance"):  # to compile the iteration takes 5 s on a CPU
@@ -39,13 +45,14 @@ def train(ctx: api.Context, stage: int, micro_batches: int) -> None:
             "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
             "optimizer": muon,
-            "zero_optimization": regression.BUCKETS | {"stage": stage, "reduce_scatter": False},
+            "zero_optimization": regression.BUCKETS | {"stage": stage, "reduce_scatter": bool(reduce_scatter)},
         }
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), config=config
         )
     data = _batches(ctx, micro_batches)
     sums = Momentum(), Momentum()
+    split = [torch.zeros(linear.OUTPUTS, linear.FEATURES) for _ in range(ctx.world_size + 1)]
     for step in api.each(p.steps):
         before, rows = _weight(engine), next(data)
         gradients = [_gradient(before, *part) for part in rows]
@@ -55,6 +62,10 @@ def train(ctx: api.Context, stage: int, micro_batches: int) -> None:
         right = _orthogonal(sums[0].of(mean))
         each = torch.stack([_orthogonal(sums[1].of(part)) for part in gradients]).sum(0)
         values = torch.linalg.svdvals(applied)
+        facts = {}
+        if reduce_scatter is not None:
+            of_mean, mixed = _updates(before, rows[0], *split)
+            facts = {"exact": _apart(applied, of_mean), "mixed": _apart(applied, mixed)}
         ctx.record(
             "step",
             step,
@@ -64,6 +75,7 @@ def train(ctx: api.Context, stage: int, micro_batches: int) -> None:
             muon=_apart(applied, right),
             sgd=_apart(applied, mean),
             each=_apart(applied, each),
+            **facts,
         )
 
 
@@ -97,6 +109,22 @@ def _gradient(weight: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
     weight = weight.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(linear.loss(inputs @ weight.T, labels), weight)
     return gradient
+
+
+def _updates(
+    weight: Tensor, rows: linear.Rows, momentum: Tensor, *of_ranks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Upstream's update of the mean gradient, and the one of which each rank makes its part. A rank
+    has that part of the mean gradient, and its share of it elsewhere."""
+    parts = zip(*(part.chunk(len(of_ranks)) for part in rows), strict=True)
+    own = [_gradient(weight, *part) for part in parts]
+    mean = torch.stack(own).mean(0)
+    mixed = torch.empty_like(mean)
+    places = torch.arange(mean.numel()).view_as(mean) * len(own) // mean.numel()
+    for rank, (gradient, of_rank) in enumerate(zip(own, of_ranks, strict=True)):
+        here = places == rank
+        mixed[here] = muon_update(torch.where(here, mean, gradient / len(own)), of_rank)[here]
+    return muon_update(mean, momentum), mixed
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:

@@ -16,16 +16,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.bugs import api
-from scenarios.common import resumed_epoch
+from scenarios.torchdata import _resumed as resumed
 
-BATCH = 2
-"""Rows of a batch of a rank."""
-
-
-def check_params(params: Any) -> None:
-    """Raise ValueError for values that do not go together."""
-    if params.before * BATCH * 2 >= params.rows:
-        raise ValueError("scenario.before must leave rows in the epoch")
+check_params = resumed.check_params
+oracle = resumed.Resumed()
 
 
 def epoch_in_state(tree: Any) -> api.Edits:
@@ -45,11 +39,6 @@ def epoch_in_state(tree: Any) -> api.Edits:
     yield tree.body, body.deep_replace(load, load.with_changes(body=longer))
 
 
-def plan(at: api.Position) -> api.Plan:
-    """The rows of a rank in each epoch of a launch, up to the epoch of the save."""
-    return {"epochs": api.Kind({"rows": api.many(api.many(api.COUNT))})}
-
-
 def run(ctx: api.Context) -> None:
     """Read without a stop; read and save; resume in a new process."""
     import torch
@@ -59,7 +48,7 @@ def run(ctx: api.Context) -> None:
     p, numbers = ctx.params, list(range(ctx.params.rows))
     state = ctx.folder / f"state_{ctx.rank}.pt"
     sampler = StatefulDistributedSampler(numbers, ctx.world_size, ctx.rank, seed=ctx.seed)
-    loader = StatefulDataLoader(numbers, BATCH, sampler=sampler)
+    loader = StatefulDataLoader(numbers, resumed.BATCH, sampler=sampler)
     epochs: list[list[int]] = []
     if ctx.launch == "resume":
         loader.load_state_dict(torch.load(state, weights_only=True))
@@ -79,67 +68,9 @@ def run(ctx: api.Context) -> None:
     ctx.record("epochs", rows=epochs)
 
 
-def _of(records: api.Records, rank: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """The epochs of a rank without a stop and up to the save, and its rows after the resume."""
-    whole, saved, resumed = (one["rows"] for one in records.of("epochs", rank))
-    return whole, saved, resumed[0]
-
-
-def detect(records: api.Records) -> api.Finding | None:
-    """After the resume each rank gets the end of epoch 0, where without a stop it gets the end of
-    the epoch of the save."""
-    p, offset = records.params, records.params.before * BATCH
-    ranks, documented, union = [], True, set()
-    for rank in records.ranks:
-        whole, saved, tail = _of(records, rank)
-        if saved != [*whole[:-1], whole[-1][:offset]]:
-            return api.Finding("the epochs before the save differ", ranks=(rank,), documented=False)
-        union |= {*saved[-1], *tail}
-        if tail != whole[-1][offset:]:
-            ranks.append(rank)
-            documented = documented and tail == whole[0][offset:]
-    if not ranks:
-        return None
-    never = p.rows - len(union)
-    return api.Finding(
-        f"resumed after {offset * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: {never} "
-        "rows never came in that epoch",
-        step=p.before,
-        ranks=tuple(ranks),
-        magnitude=never / p.rows,
-        unit="of the epoch's rows seen by nobody",
-        documented=documented and tuple(ranks) == records.ranks,
-    )
-
-
 def exercised(records: api.Records) -> api.Exercise:
     """The sampler was resumed in an epoch whose order is not that of epoch 0, and was not told the
     epoch again."""
     p = records.params
-    whole = [_of(records, rank)[0] for rank in records.ranks]
-    differ = all(epochs[0] != epochs[-1] for epochs in whole)
     text = f"resumed in epoch {p.epoch}; set_epoch after the load: {'yes' if p.again else 'no'}"
-    return api.Exercise.of(p.epoch > 0 and not p.again, text) & api.Exercise.needs(
-        differ, "the epoch has the order of epoch 0"
-    )
-
-
-def insufficient_checks(records: api.Records) -> dict[str, bool]:
-    """The number of rows after the resume is right, and none of them comes twice."""
-    offset, size = records.params.before * BATCH, records.params.rows // len(records.ranks)
-    tails = [_of(records, rank)[2] for rank in records.ranks]
-    return {
-        "another number of rows comes after the resume": any(
-            len(r) != size - offset for r in tails
-        ),
-        "a row comes twice after the resume": any(len(set(r)) < len(r) for r in tails),
-    }
-
-
-def _came(records: api.Records) -> list[int]:
-    """The rows that came in the epoch of the resume, on all ranks."""
-    parts = [_of(records, rank) for rank in records.ranks]
-    return [row for _, saved, rest in parts for row in [*saved[-1], *rest]]
-
-
-picture = resumed_epoch.how_often(_came)
+    return api.Exercise.of(p.epoch > 0 and not p.again, text) & resumed.another_order(records)
