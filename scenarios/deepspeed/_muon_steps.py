@@ -39,13 +39,14 @@ def train(
         weight: Any = model.weight
         weight.use_muon = True
         muon = {"type": "Muon", "params": {"lr": p.lr, "momentum": MOMENTUM}}
+        zero = {"stage": stage, "reduce_scatter": bool(reduce_scatter)}
         config = {
             "train_micro_batch_size_per_gpu": BATCH,
             "gradient_accumulation_steps": micro_batches,
             "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
             "optimizer": muon,
-            "zero_optimization": regression.BUCKETS | {"stage": stage, "reduce_scatter": bool(reduce_scatter)},
+            "zero_optimization": regression.BUCKETS | zero,
         }
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), config=config
@@ -123,8 +124,9 @@ def _updates(
     places = torch.arange(mean.numel()).view_as(mean) * len(own) // mean.numel()
     for rank, (gradient, of_rank) in enumerate(zip(own, of_ranks, strict=True)):
         here = places == rank
-        mixed[here] = muon_update(torch.where(here, mean, gradient / len(own)), of_rank)[here]
-    return muon_update(mean, momentum), mixed
+        part = muon_update(torch.where(here, mean, gradient / len(own)), of_rank)
+        mixed[here] = part[here].float()  # before 0.19 it is in bf16
+    return muon_update(mean, momentum).float(), mixed
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:

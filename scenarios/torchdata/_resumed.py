@@ -54,14 +54,15 @@ class Resumed:
 
     @staticmethod
     def detect(records: api.Records) -> api.Finding | None:
-        """After the resume each rank gets the end of epoch 0, where without a stop it gets the end of
-        the epoch of the save."""
+        """After the resume each rank gets the end of epoch 0, where without a stop it gets the end
+        of the epoch of the save."""
         p, offset = records.params, records.params.before * BATCH
         ranks, documented, union = [], True, set()
         for rank in records.ranks:
             whole, saved, tail = _of(records, rank)
             if saved != [*whole[:-1], whole[-1][:offset]]:
-                return api.Finding("the epochs before the save differ", ranks=(rank,), documented=False)
+                why = "the epochs before the save differ"
+                return api.Finding(why, ranks=(rank,), documented=False)
             union |= {*saved[-1], *tail}
             if tail != whole[-1][offset:]:
                 ranks.append(rank)
@@ -70,8 +71,8 @@ class Resumed:
             return None
         never = p.rows - len(union)
         return api.Finding(
-            f"resumed after {offset * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: {never} "
-            "rows never came in that epoch",
+            f"resumed after {offset * len(records.ranks)} of {p.rows} rows of epoch {p.epoch}: "
+            f"{never} rows never came in that epoch",
             step=p.before,
             ranks=tuple(ranks),
             magnitude=never / p.rows,

@@ -26,9 +26,7 @@ words = Words()
 loss = MegaBatchMarginLoss(SentenceTransformer(modules=[words], device="cpu"), mini_batch_size=2)
 anchors, positives = torch.arange(16).reshape(2, 8, 1)
 loss([{"input_ids": anchors}, {"input_ids": positives}], torch.zeros(8)).backward()
-gradient = words.table.weight.grad
-assert gradient is not None
-trained = (gradient[:8].norm(dim=1) > 0).nonzero().flatten().tolist()
+trained = (words.table.weight.grad[:8].norm(dim=1) > 0).nonzero().flatten().tolist()  # type: ignore
 print(f"sentence-transformers {sentence_transformers.__version__}: pairs with a gradient {trained}")
 print("WRONG: some have none" if len(trained) < 8 else "right: all have one")
 raise SystemExit(3 if len(trained) < 8 else 0)
