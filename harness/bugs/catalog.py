@@ -44,7 +44,7 @@ MODULE = "scenario"
 MUTATIONS = "mutations.json"
 """The outcome of each mutation of a scenario."""
 REPORT, REPORT_SCRIPT = "report.md", "report.py"
-"""The text for the maintainers of a bug that they do not know, and the script that shows it."""
+"""The text for the maintainers of a bug, and the script that shows it."""
 
 
 class BrokenScenario(HarnessError):
@@ -204,6 +204,11 @@ def mark_broken(name: str, why: str) -> None:
     """Count a scenario as broken, also for a mistake that shows only when it is used."""
     path = file(name)
     _broken[name] = why if why.startswith(path) else f"{path}: {why}"
+
+
+def has_report(name: str) -> bool:
+    """Whether a scenario has a text for the maintainers."""
+    return (folder(name) / REPORT).is_file()
 
 
 def folder(name: str) -> Path:

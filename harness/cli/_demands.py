@@ -170,7 +170,7 @@ def report(name: str, scenario: Scenario) -> str:
     folder = catalog.folder(name)
     if not (folder / catalog.REPORT_SCRIPT).is_file():
         raise Missing(f"there is no {catalog.REPORT_SCRIPT}")
-    if not scenario.known_upstream and not (folder / catalog.REPORT).is_file():
+    if not scenario.known_upstream and not catalog.has_report(name):
         raise Missing(f"known_upstream is False, and there is no {catalog.REPORT}")
     _refuse_unfinished(folder / catalog.REPORT_SCRIPT)
     lines = len((folder / catalog.REPORT_SCRIPT).read_text(encoding="utf-8").splitlines())

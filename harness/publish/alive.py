@@ -42,6 +42,11 @@ class AliveBug:
         return str(PurePosixPath(catalog.file(self.name)).parent)
 
     @property
+    def has_report(self) -> bool:
+        """Whether there is a text for the maintainers."""
+        return catalog.has_report(self.name)
+
+    @property
     def facts(self) -> dict[str, str]:
         """What a user of this release needs to know, by row."""
         rows = {

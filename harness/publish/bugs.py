@@ -86,6 +86,11 @@ class Bug:
         return f"no: none of the {len(free)} releases that we tested has the bug ({those})"
 
     @property
+    def has_report(self) -> bool:
+        """Whether there is a text for the maintainers."""
+        return catalog.has_report(self.name)
+
+    @property
     def script_needs(self) -> str:
         """What ``report.py`` needs; empty if there is no such script."""
         file = catalog.folder(self.name) / catalog.REPORT_SCRIPT

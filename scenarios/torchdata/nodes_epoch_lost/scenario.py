@@ -46,7 +46,7 @@ def run(ctx: api.Context) -> None:
 
     p, numbers = ctx.params, list(range(ctx.params.rows))
     state = ctx.folder / f"state_{ctx.rank}.pt"
-    kind = StatefulDistributedSampler if p.stateful else DistributedSampler
+    kind: Any = StatefulDistributedSampler if p.stateful else DistributedSampler
     sampler = kind(numbers, ctx.world_size, ctx.rank, seed=ctx.seed)
     loader = nodes.Loader(nodes.Batcher(nodes.SamplerWrapper(sampler), resumed.BATCH))
     epochs: list[list[int]] = []
