@@ -43,34 +43,7 @@ oracle = applied.Applied(
 def run(ctx: api.Context) -> None:
     """Fit a linear map with SGD in a loop that accumulates by itself; compare each step with plain
     torch's gradients."""
-    from scenarios.common import linear, plain_torch
-    from scenarios.deepspeed import _regression as regression
+    from scenarios.deepspeed import _manual_steps as manual_steps
 
     p = ctx.params
-    config: dict[str, Any] = {}
-    if p.boundary == "unmanaged":
-        config["managed_gradient_accumulation"] = False
-    engine = regression.engine(
-        ctx,
-        regression.sgd(p.lr),
-        train_micro_batch_size_per_gpu=p.batch,
-        zero_allow_untested_optimizer=True,
-        zero_optimization={"stage": p.zero_stage},
-        **config,
-    )
-    data = linear.batches(ctx, engine.module, ctx.world_size * p.batch, 5.0, 0.1)
-    for step in api.each(p.steps):
-        batches = [next(data) for _ in range(p.backwards)]
-        update = plain_torch.Update(
-            plain_torch.loss_of(engine.module, linear.loss), engine.module, *batches
-        )
-        losses = []
-        for number, rows in enumerate(batches, 1):
-            if p.boundary == "marked":
-                engine.set_gradient_accumulation_boundary(number == p.backwards)
-            inputs, labels = (part.chunk(ctx.world_size)[ctx.rank] for part in rows)
-            loss = linear.loss(engine(inputs), labels)
-            engine.backward(loss / p.backwards)
-            losses.append(float(loss.detach()))
-        engine.step()
-        ctx.record("step", step, loss=sum(losses) / len(losses), **update.facts(p.lr))
+    manual_steps.train(ctx, p.boundary, {"stage": p.zero_stage})
