@@ -46,6 +46,7 @@ def train(
             "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
             "optimizer": muon,
+            "zero_allow_untested_optimizer": True,  # up to 0.18.4 Muon is one
             "zero_optimization": regression.BUCKETS | zero,
         }
         engine, *_ = deepspeed.initialize(

@@ -1,6 +1,6 @@
 """Train a step with Muon at ZeRO stage 1 on 2 ranks, with and without reduce_scatter: is it alike?
 
-Needs torch and deepspeed from 0.18.9 on, and no GPU. The exit code is 3 if the bug is there."""
+Needs torch and deepspeed from 0.18.5 on, and no GPU. The exit code is 3 if the bug is there."""
 
 import os
 from typing import Any
