@@ -9,7 +9,6 @@
     python -m harness models my_model.py:make                  # a model of your own
     python -m harness models llama patch=fix.diff              # with this change of transformers
     python -m harness models --newest --changes                # what do today's releases break?
-    python -m harness models on=slurm on.most=32               # on a cluster: docs/cluster.md
 
 make() returns a small model and a batch: a dictionary of tensors with input_ids and labels. A
 relation is something that must hold of a model, such as: a packed row has the same logits as alone.
@@ -23,16 +22,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from harness.bugs import catalog
 from harness.bugs.api.spec import Lane
 from harness.check.source import read_file
 from harness.cli import Arguments, patches, pins_of
@@ -53,12 +48,8 @@ from harness.training.models.answers import Asking, ask
 from harness.training.models.recorded import Changed
 from harness.training.models.stack import Releases
 
-if TYPE_CHECKING:  # Hydra may not be installed
-    from harness.run.run_config import OnConfig
-
 
 def main(arguments: list[str]) -> int:
-    arguments, on = _placed(arguments)
     arguments, changes = patches(arguments)
     options = _parser().parse_intermixed_args(arguments)
     lane = Lane(options.launch)
@@ -79,8 +70,7 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     with stack.borrow(pins, changes) as releases:
         models = _models(words, options.head, releases)
-        asking = Asking(releases, models, relations, again=options.again, lane=lane)
-        rows = _ask_models(options, asking, on)
+        rows = _ask_models(options, Asking(releases, models, relations, lane=lane))
         changed = _changed(rows, releases) if options.changes else None
         _write(options, rows, releases, time.monotonic() - began, changed)
         if options.record:
@@ -88,21 +78,6 @@ def main(arguments: list[str]) -> int:
     if changed:
         return ExitCode.NOT_AS_EXPECTED if changed.broken else ExitCode.AS_EXPECTED
     return table.exit_code(rows)
-
-
-def _placed(words: Sequence[str]) -> tuple[list[str], OnConfig | None]:
-    """The words without ``on=slurm`` and its settings, such as ``on.most=8``, and the config of
-    these settings; None on this machine."""
-    settings = [word for word in words if re.match(r"\+?on[.=]", word)]
-    if not settings:
-        return list(words), None
-    from harness.run import command_line  # imports Hydra
-    from harness.run.run_config import HERE, SLURM
-
-    on = command_line.compose([f"scenario={catalog.sound()[0]}", *settings]).on
-    if on.overlays != HERE or on.stage:  # all models have one overlay, made before
-        raise UserError("on.overlays and on.stage have no effect on models: leave them out")
-    return [w for w in words if w not in settings], on if on.where == SLURM else None
 
 
 def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
@@ -153,7 +128,6 @@ def _parser() -> Arguments:
     parser.add_argument(
         "--changes", action="store_true", help="compare with the newest recorded release before"
     )
-    parser.add_argument("--again", action="store_true", help="ask again what is stored")
     parser.add_argument(
         "--record", action="store_true", help="keep the answers for the pages, the site and check"
     )
@@ -250,7 +224,7 @@ def _type_in(file: Path) -> str:
     return model
 
 
-def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig | None) -> list[Row]:
+def _ask_models(options: argparse.Namespace, asking: Asking) -> list[Row]:
     console = terminal(sys.stderr if options.json == STANDARD_OUTPUT else None)
     models, relations = count(len(asking.models), "model"), count(len(asking.relations), "relation")
     console.print(f"{asking.releases}: {models}, {relations}", style="bold")
@@ -264,10 +238,6 @@ def _ask_models(options: argparse.Namespace, asking: Asking, on: OnConfig | None
             mistakes += row.answer.status is AnswerStatus.WRONG
             progress.tally(f"{number}/{total} cells, {mistakes} wrong; {row.model} {row.relation}")
 
-        if on is not None:
-            from harness.training.models import tasks  # submitit may not be installed
-
-            return ask(asking, report_row, partial(tasks.rows, on=on, say=progress.tally))
         return ask(asking, report_row)
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ import pytest
 from harness.cli import models as command
 from harness.rank.models import architectures
 from harness.rank.models.answer import Answer, AnswerStatus, Row
-from harness.rank.models.answer import answer_of as read_answer
-from harness.rank.models.asking import ask_alone, guarded
+from harness.rank.models.asking import ask_alone
 from harness.rank.models.heads import HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
 from harness.rank.models.sizes import kinds
 from harness.rank.models.subject import Subject
-from harness.system.code import sources
 from harness.system.errors import UserError
 from harness.system.files import ROOT
-from harness.training.models import answers, stack, table
+from harness.training.models import stack, table
 from harness.training.models.answers import Asking, ask
 from harness.training.models.stack import Releases
 from tests import made_models
@@ -45,18 +42,6 @@ OWN = (
     "fp32_kept",
 )
 """The relations on one rank that need no other package."""
-
-
-@pytest.mark.parametrize(
-    ("module", "repeatable"), [("harness.rank.models.gone", False), ("package_not_installed", True)]
-)
-def test_only_a_lost_module_of_this_package_may_be_back_in_another_run(
-    module: str, repeatable: bool
-) -> None:
-    answer = guarded(lambda: import_module(module).__doc__)
-    assert answer.status is AnswerStatus.NO_ANSWER
-    assert read_answer(answer.to_json()) == answer
-    assert answer.repeatable is repeatable
 
 
 def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:
@@ -233,20 +218,6 @@ def test_a_crash_and_a_hang_cost_one_cell_each(cache: Path, tmp_path: Path) -> N
     assert "no such model" in rows["make_nothing", "packing"].answer.reason
 
 
-def test_stored_answers_depend_on_the_code_of_each_relation() -> None:
-    files = {path.name for path in sources(*answers.CODE)}
-    assert {"gradients.py", "sequences.py", "plans.py", "worker.py"} <= files
-
-
-@pytest.mark.slow
-def test_answers_are_stored_but_not_those_of_a_deadline(cache: Path, tmp_path: Path) -> None:
-    rows = worker(tmp_path, "make", relations=("loss",))
-    stored_rows = worker(tmp_path, "make", relations=("loss",))
-    assert not rows["make", "loss"].stored
-    assert stored_rows["make", "loss"].stored
-    assert stored_rows["make", "loss"].answer == rows["make", "loss"].answer
-
-
 @pytest.mark.slow
 def test_a_function_can_have_a_head(cache: Path, tmp_path: Path) -> None:
     word = "make_sorter:sequence_classification"
@@ -398,7 +369,7 @@ ROWS = [
     Row("a", "loss", Answer(AnswerStatus.RIGHT)),
     Row("a", "packing", Answer(AnswerStatus.WRONG, "logits are off by 9 %")),
     Row("b", "loss", Answer(AnswerStatus.REFUSED, "ValueError: no")),
-    Row("b", "packing", Answer(AnswerStatus.NO_ANSWER, "not offered"), stored=True),
+    Row("b", "packing", Answer(AnswerStatus.NO_ANSWER, "not offered")),
 ]
 
 
@@ -413,7 +384,6 @@ def test_json_has_a_header_and_a_row_for_each_cell(tmp_path: Path) -> None:
         "relation": "packing",
         "status": "wrong",
         "reason": "logits are off by 9 %",
-        "stored": False,
     }
 
 
@@ -422,7 +392,7 @@ def test_the_text_lists_what_is_wrong_by_relation() -> None:
         "packing: wrong in 1 of 2 models",
         "  a: logits are off by 9 %",
     ]
-    expected = "2 models, 4 cells: 1 right, 1 wrong, 1 refused, 1 no answer (1 stored) [3 s]"
+    expected = "2 models, 4 cells: 1 right, 1 wrong, 1 refused, 1 no answer [3 s]"
     assert table.counted(ROWS, 3.2) == expected
 
 

@@ -159,18 +159,15 @@ def test_the_commands_of_the_page_of_models_print_what_it_shows(tmp_path: Path, 
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.slurm
 @pytest.mark.exhaustive
-@pytest.mark.skipif(bool(slurm_cluster.missing()), reason="Slurm is not installed")
 def test_the_commands_of_the_page_of_models_about_all_models_work(
     tmp_path: Path, tool: str
 ) -> None:
-    """They take an hour, less where answers are stored: the one with Slurm takes those."""
+    """They take an hour."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     lines = [line for line in commands(page) if of_all_models(line)]
-    assert len(lines) == 6
-    with slurm_cluster.cluster(cores=4, lines=OVERCOMMITTED) as slurm:
-        printed = printed_by(lines, tmp_path, tool, SLURM_CONF=str(slurm.conf))
+    assert len(lines) == 5
+    printed = printed_by(lines, tmp_path, tool)
     assert sum(bool(re.match(r"\d+ models, \d+ cells: ", line)) for line in printed) >= 3
     assert (tmp_path / "models.json").is_file()
 
@@ -239,8 +236,7 @@ def of_all_models(line: str) -> bool:
     """Whether a command of ``models`` names no model."""
     words = line.split()
     named = {"--pins", "--json", "--head", "--newest", "--changes"}
-    is_of_all = len(words) == 2 or words[2] in named or words[2].startswith("on=")
-    return words[1] == "models" and is_of_all
+    return words[1] == "models" and (len(words) == 2 or words[2] in named)
 
 
 @pytest.fixture

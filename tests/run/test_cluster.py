@@ -1,4 +1,4 @@
-"""Cells, runs and models as tasks for Slurm, without a Slurm."""
+"""Cells and runs as tasks for Slurm, without a Slurm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from harness.__main__ import main
 from harness.bugs.api.spec import Lane
 from harness.bugs.results import Status
-from harness.rank.models.answer import AnswerStatus as Answered
 from harness.run import cells, cluster, command_line, executor, slurm, suite
 from harness.run.run_config import RunConfig
 from harness.run.slurm import Lost, Shape, Work
@@ -23,16 +21,9 @@ from harness.system import machine, store
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
 from harness.system.terminal import terminal
-from harness.training.models import tasks as of_models
-from harness.training.models.answers import Asking, ask
-from harness.training.models.stack import Releases
-from tests import made_models
-from tests.fake_slurm import Slurm, pretended
 from tests.made_up import Upstream
 from tests.sandbox import refused
-from tests.slurm_tasks import on, silent
 
-__all__ = ["pretended"]
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38", "on=slurm")
 ON_SLURM = command_line.compose(["scenario=rope_zero_init", "variant=released", "on=slurm"])
@@ -166,33 +157,6 @@ def test_the_combinations_of_a_sweep_go_together(
     out = capsys.readouterr().out
     assert counts == [2]
     assert all(seed in out for seed in ("seed 3", "seed 4", "2 scenarios in"))
-
-
-@pytest.mark.slow
-def test_models_are_parts_of_one_task_each_and_a_lost_part_is_asked_again(
-    pretended: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(of_models, "end_with_a_signal", lambda: None)
-    monkeypatch.setattr(of_models, "PART", 1)
-    models = [f"{made_models.__file__}:{name}" for name in ("make", "make_crashing")]
-    asking = Asking(Releases(tmp_path, {}), models, ["loss"])
-
-    def answers() -> list[tuple[Answered, str, bool]]:
-        rows = ask(asking, lambda _: None, partial(of_models.rows, on=on(), say=silent))
-        return [(row.answer.status, row.answer.reason, row.stored) for row in rows]
-
-    pretended.lose = [replace(asking, models=models[1:], jobs=of_models.CORES)]
-    answer, lost_answer = answers()
-    assert answer == (Answered.RIGHT, "", False)
-    assert lost_answer[0] is Answered.NO_ANSWER
-    assert lost_answer[1].startswith("lost: Slurm task 1_1: NODE_FAIL")
-    pretended.lose, before = (), len(pretended.submitted)
-    assert [(status, stored) for status, _, stored in answers()] == [
-        (Answered.RIGHT, True),
-        (Answered.RIGHT, False),
-    ]
-    (sent,) = pretended.submitted[before:]
-    assert [part.models for part in sent[0]] == [models[1:]]
 
 
 def test_a_run_folder_that_is_not_here_is_named(

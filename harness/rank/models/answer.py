@@ -26,12 +26,9 @@ class Answer:
 
     status: AnswerStatus
     reason: str = ""
-    repeatable: bool = True
-    """Whether another run would give the same: not after a deadline."""
 
-    def to_json(self) -> dict[str, Any]:
-        status, reason = str(self.status), self.reason
-        return {"status": status, "reason": reason, "repeatable": self.repeatable}
+    def to_json(self) -> dict[str, str]:
+        return {"status": str(self.status), "reason": self.reason}
 
 
 class RowJson(TypedDict):
@@ -41,7 +38,6 @@ class RowJson(TypedDict):
     relation: str
     status: str
     reason: str
-    stored: bool
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,6 @@ class Row:
     model: str
     relation: str
     answer: Answer
-    stored: bool = False
-    """Whether it was read from the cache."""
 
     def to_json(self) -> RowJson:
         return {
@@ -60,23 +54,17 @@ class Row:
             "relation": self.relation,
             "status": str(self.answer.status),
             "reason": self.answer.reason,
-            "stored": self.stored,
         }
 
 
 def no_answer(error: Exception) -> Answer:
-    """The answer of a question that an error ended. Another run may answer it if the error was that
-    a module of this package is missing: its folder was removed while ranks ran."""
-    package = (getattr(error, "name", None) or "").split(".")[0]
-    is_ours = isinstance(error, ImportError) and package == __name__.split(".")[0]
-    reason = complaint(error).removeprefix("NoAnswer: ")
-    return Answer(AnswerStatus.NO_ANSWER, reason, repeatable=not is_ours)
+    """The answer of a question that an error ended."""
+    return Answer(AnswerStatus.NO_ANSWER, complaint(error).removeprefix("NoAnswer: "))
 
 
 def answer_of(content: Mapping[str, Any]) -> Answer:
-    """Read an answer from JSON. Raises ValueError, KeyError or TypeError if it is not valid."""
-    status = AnswerStatus(content["status"])
-    return Answer(status, str(content["reason"]), bool(content.get("repeatable", True)))
+    """The answer that ``to_json`` wrote."""
+    return Answer(AnswerStatus(content["status"]), content["reason"])
 
 
 class NoAnswer(Exception):

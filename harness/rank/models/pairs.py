@@ -63,7 +63,7 @@ def ask_on_ranks(name: str, subject: Subject) -> Answer:
     if answers and not (any(codes) and all(a.status is AnswerStatus.RIGHT for a in answers)):
         return _together(answers)
     how = _ending(max(codes) if max(codes) > 0 else min(codes))
-    return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}", repeatable=False)
+    return Answer(AnswerStatus.NO_ANSWER, f"a rank ended with {how}")
 
 
 def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:

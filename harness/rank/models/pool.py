@@ -132,7 +132,7 @@ class _Pool:
             why = f"the process was ended by {signal.Signals(-code).name}"
         else:
             why = f"the process ended with exit code {code}"
-        answer = Answer(AnswerStatus.NO_ANSWER, why, repeatable=not child.late)
+        answer = Answer(AnswerStatus.NO_ANSWER, why)
         if not process.current:  # the model cannot even be made
             self._give_up(process.task, answer)
             return

@@ -40,7 +40,7 @@ def main() -> None:
         _import(request["shims"])
     # An overlay has no bytecode of most models, and is sealed.
     sys.pycache_prefix = request["bytecode"]
-    todo = [task for model, names in request["ask"].items() for task in tasks(model, names)]
+    todo = [task for model in request["models"] for task in tasks(model, request["relations"])]
 
     def report(model: str, relation: str, answer: Answer) -> None:
         message = {"model": model, "relation": relation, **answer.to_json()}

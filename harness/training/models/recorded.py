@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from harness.rank.models.answer import Answer, AnswerStatus, Row, answer_of
+from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.rank.models.relations import QUESTIONS, USUAL
 from harness.system import machine
@@ -75,7 +75,7 @@ def all_recorded() -> tuple[RecordedAnswers, ...]:
             release["day"],
             {
                 model: {
-                    relation: answer_of({"status": status, "reason": reason})
+                    relation: Answer(AnswerStatus(status), reason)
                     for relation, (status, reason) in of.items()
                 }
                 for model, of in release["answers"].items()

@@ -41,7 +41,7 @@ class Table(TableWithoutChanges, total=False):
     changes: Changes
 
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of what ``models --json`` writes."""
 
 REASON = 160
@@ -95,9 +95,7 @@ def counted(rows: Sequence[Row], seconds: float) -> str:
     counts = {status: sum(r.answer.status is status for r in rows) for status in AnswerStatus}
     parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     models = count(len({row.model for row in rows}), "model")
-    stored = sum(row.stored for row in rows)
-    stored_note = f" ({stored} stored)" if stored else ""
-    return f"{models}, {count(len(rows), 'cell')}: {parts}{stored_note} [{seconds:.0f} s]"
+    return f"{models}, {count(len(rows), 'cell')}: {parts} [{seconds:.0f} s]"
 
 
 def as_json(
