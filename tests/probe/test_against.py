@@ -114,23 +114,6 @@ for step in range(4):
     if step == 1:
         wrong = change == "wrong with micro-batches" and arguments.accum > 1
         torch.save((average if wrong else model).state_dict(), "second.pt")
-state = model.state_dict()
-if change == "the first weights":
-    state = average.state_dict()
-elif change == "bf16":
-    state = {name: weight.bfloat16() for name, weight in state.items()}
-elif change == "no head":
-    del state["2.bias"]
-elif change == "an error":
-    raise ValueError("no such hub")
-if change != "nothing":
-    torch.save({"model": state}, "new.pt" if change == "another file" else "last.pt")
-if change != "no average":
-    torch.save(average.state_dict(), "average.pt")
-if change == "an exit":
-    raise SystemExit(7)
-if change.startswith("leaves"):
-    os._exit(3 if change.endswith("3") else 0)
 """
 )
 
@@ -353,41 +336,10 @@ def test_what_releases_do_otherwise_is_not_the_place_of_a_wrong_loss(
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "code", "line"),
-    [
-        ("", 0, "1 rank, OTHER  as the reference"),
-        ("leaves", 0, "1 rank, OTHER  as the reference"),
-        (
-            "the first weights",
-            1,
-            "after step 4, model of last.pt has the first weights; that of the reference has the "
-            "trained weights",
-        ),
-        ("wrong with micro-batches", 1, "after step 2, second.pt has the first weights"),
-        *(
-            (change, 0, line)
-            for change, line in {
-                "bf16": "model of last.pt is in bfloat16; in the reference in float32",
-                "no head": "after step 4, model of last.pt lacks 2.bias",
-                "nothing": "after step 4, model of last.pt is saved by the reference alone",
-                "another file": "after step 4, model of new.pt is saved; by the reference, last.pt",
-                "no average": "after step 4, average.pt is saved by the reference alone",
-                "an exit": "it ended: SystemExit: 7; the reference: without an error",
-                "leaves with 3": "it ended: os._exit(3); the reference: without an error",
-                "an error": "it ended: ValueError: no such hub; the reference: without an error",
-            }.items()
-        ),
-    ],
-)
-def test_what_is_saved_after_the_last_step_is_compared(
-    change: str, code: int, line: str, against: Against
-) -> None:
-    ended, text = against(change, SAVES)
-    assert ended == code, text
-    assert line in text
-    assert change not in ("", "leaves") or "saves" not in text
-    assert "schedule" not in text
+def test_what_is_saved_between_two_steps_is_compared(against: Against) -> None:
+    ended, text = against("wrong with micro-batches", SAVES)
+    assert ended == 1, text
+    assert "after step 2, second.pt has the first weights" in text
 
 
 @pytest.mark.slow

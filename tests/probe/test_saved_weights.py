@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.whole_run import checkpoints
 from harness.training.probe.layouts import RANKS, Layout
 from harness.training.probe.runner import Run
 
 
-def run_that_saves(distance: float, path: str = "last.pt", *, goes_on: bool = False) -> Run:
-    entry = {"distance": distance, "types": ["float32"], "absent": []}
-    layout = Layout("2 ranks", RANKS, 2, 1, goes_on=goes_on)
-    return Run(layout, [], saves=[(2, path, "model", entry)])
+def run_that_saves(distance: float, path: str) -> Run:
+    return Run(Layout("2 ranks", RANKS, 2, 1), [], saves=[(2, path, "model", distance)])
 
 
 @pytest.mark.parametrize(
@@ -32,7 +29,4 @@ def run_that_saves(distance: float, path: str = "last.pt", *, goes_on: bool = Fa
 def test_weights_are_broken_if_one_alone_saves_the_trained_or_the_first_ones(
     distances: tuple[float, float], path: str, is_broken: bool
 ) -> None:
-    differences = list(checkpoints(*(run_that_saves(one, path) for one in distances)))
-    assert [isinstance(one, Broken) for one in differences] == [True] * is_broken
-    notes = [*checkpoints(*(run_that_saves(one, path, goes_on=True) for one in distances))]
-    assert bool(notes) == (abs(distances[0] - distances[1]) > 0.1)
+    assert len(list(checkpoints(*(run_that_saves(one, path) for one in distances)))) == is_broken

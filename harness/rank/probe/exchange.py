@@ -15,9 +15,6 @@ from typing import Any
 FILES = "files"
 """The subfolder of a run's folder that is the script's ``{dir}``."""
 
-LONGEST_END = 30.0
-"""Seconds after the last step in which a script that goes on may save, evaluate and end."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -29,9 +26,6 @@ class Task:
     """The seed of one-ulp perturbations; None for none."""
     saves: bool = False
     """Whether the script saves after the last step, and so goes on until it begins another."""
-    goes_on: bool = False
-    """Whether the script goes on after the last step for the same reason, if it can: it need not
-    save anything, and an error then is none of the steps'."""
     epoch: bool = False
     """Whether the script goes on to its own end, and the rows of all its steps are recorded."""
     one_order: bool = False

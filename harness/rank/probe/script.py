@@ -12,7 +12,6 @@ import runpy
 import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -24,13 +23,6 @@ from harness.rank.probe.watch import Watch
 
 PEER_GRACE = 20
 """Seconds that a rank waits after its last step for the other ranks to finish."""
-
-
-leave_process = os._exit
-"""As it is before ``Watch`` replaces it."""
-
-LEAVING = threading.Lock()
-"""Held from then on: the script's end and the time that it has after its last step may meet."""
 
 
 def main(folder: Path) -> None:
@@ -52,11 +44,7 @@ def main(folder: Path) -> None:
         cuda_calls.install()
     watch = Watch(assignment, lambda: _leave(folder, watch))
     watch.install()
-    try:
-        _run(assignment)
-    except (Exception, SystemExit) as error:
-        if not watch.excuses(error):
-            raise
+    _run(assignment)
     _leave(folder, watch)
 
 
@@ -91,10 +79,7 @@ def _run_changed(assignment: Assignment) -> None:
 
 
 def _leave(folder: Path, watch: Watch) -> None:
-    """Write the records, wait for the other ranks, and end without a teardown. Of two threads that
-    leave, the first one does."""
-    if not LEAVING.acquire(blocking=False):
-        threading.Event().wait()
+    """Write the records, wait for the other ranks, and end without a teardown."""
     file = folder / f"rank{os.environ['RANK']}.pickle"
     file.with_suffix(".part").write_bytes(exchange.dumped(watch.records()))
     file.with_suffix(".part").rename(file)
@@ -105,7 +90,7 @@ def _leave(folder: Path, watch: Watch) -> None:
         time.sleep(0.005)
     sys.stdout.flush()
     sys.stderr.flush()
-    leave_process(0)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,20 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from harness.rank import events
-from harness.rank.events import Patches
 from harness.rank.guard.facts import impossible_bugs
 from harness.rank.probe import compiled, cuda_calls, modes, script_shims, seeds, settings
-from harness.rank.probe.exchange import LONGEST_END, Assignment
+from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.findings import stops, untrained
 from harness.rank.probe.findings.averages import Averages
 from harness.rank.probe.findings.frozen import Frozen
 from harness.rank.probe.findings.optimizers import Optimizers
-from harness.rank.probe.findings.saves import CUT, Saves
+from harness.rank.probe.findings.saves import Saves
 from harness.rank.probe.findings.schedules import Schedules
 from harness.rank.probe.findings.unlike import objects_unlike_by_design, unlike_by_design
 from harness.rank.probe.findings.workers import Workers
@@ -36,7 +34,6 @@ from harness.rank.probe.recording.parameters import Engine, Optimized, fill_memo
 from harness.rank.probe.recording.places import Places
 from harness.rank.probe.recording.record import Record
 from harness.rank.probe.recording.samples import draw_one_order
-from harness.system.text import one_line
 
 SITE = "/site-packages/"
 PACKAGES = (SITE, "/dist-packages/")
@@ -68,12 +65,8 @@ class Watch:
         self.frozen, self.averages = Frozen(self.model.names), Averages(self.model.names)
         self.mode = modes.Mode(assignment.mode)
         self._compiled_before = compiled.graphs()
-        self.end = ""
-        """The error with which the script ended after the last step, or CUT."""
-        self._goes_on = assignment.saves or assignment.goes_on
         self._saved_late = False
         """Whether an asynchronous save has begun."""
-        self._process = os.getpid()
         self._backwards = 0
         self._left: dict[str, Any] = {}
         """The weights after the last step."""
@@ -102,7 +95,6 @@ class Watch:
             "rows_dimension": self.model.rows_dimension,
             "reported": self.reported,
             "saves": self.saves.entries,
-            "end": self.end,
             "releases": _releases(),
             "imported": frozenset(file.rpartition(SITE)[2] for file in _files() if SITE in file),
             "loaded": _loaded(assignment.cwd),
@@ -145,8 +137,6 @@ class Watch:
             watcher.install()
         self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)
-        if self.assignment.goes_on:
-            Patches().wrap(os, "_exit", self._leave)
 
     def _meet(self) -> None:
         """Prepare for the model, which is called for the first time."""
@@ -282,25 +272,10 @@ class Watch:
         current["evaluated"] = self.model.evaluates()
         self.record.keep()
         self.schedules.step()
-        if not self._goes_on:
+        if not self.assignment.saves:
             self._end_if_done()
         elif not self.record.is_open():
             events.instrument.on(events.AsyncSave, before=self._note_late_save)
-            if self.assignment.goes_on:
-                timer = threading.Timer(LONGEST_END, self._cut)
-                timer.daemon = True
-                timer.start()
-
-    def _leave(self, leave: Callable[[int], None], /, code: int = 0) -> None:
-        """End the recording, if the script ends its process itself after the last step."""
-        if os.getpid() == self._process and not self.record.is_open():
-            self.end = f"os._exit({code})" if code else ""
-            self.done()
-        leave(code)
-
-    def _cut(self) -> None:
-        self.end = CUT
-        self.done()
 
     def _note_late_save(self, event: events.AsyncSave) -> None:
         """An asynchronous save has begun: the step after it must not change the file."""
@@ -312,16 +287,8 @@ class Watch:
         if self._saved_late:
             self._saved_late = False
             return
-        if self._goes_on or not self.optimizers.awaits():
+        if self.assignment.saves or not self.optimizers.awaits():
             self.done()
-
-    def excuses(self, error: BaseException) -> bool:
-        """Whether an error that ends the script comes after the last step, where it may have gone
-        on; it is kept."""
-        is_excused = self.assignment.goes_on and not self.record.is_open()
-        if is_excused:
-            self.end = one_line(f"{type(error).__name__}: {error}")
-        return is_excused
 
 
 def _releases() -> dict[str, str]:

@@ -149,10 +149,11 @@ class Layout(Task):
     def again(self, how: str, **changes: Any) -> Layout:
         """A further run of this layout, of which only the steps are asked."""
         name = f"{self.name}, {how}"
-        return replace(self, name=name, epoch=False, goes_on=False, relations=(), **changes)
+        return replace(self, name=name, epoch=False, relations=(), **changes)
 
 
 def reference(settings: Settings) -> Layout:
+    """The run that is compared with all others."""
     ranks = settings.reference_ranks
     relations = tuple(name for chosen in settings.relations for name in RELATIONS[chosen])
     return Layout(
@@ -162,12 +163,6 @@ def reference(settings: Settings) -> Layout:
         epoch=settings.epoch,
         relations=relations,
     )
-
-
-def base_layout(settings: Settings) -> Layout:
-    """The run of the reference that is compared with all others."""
-    saves = bool(settings.against) and not (settings.epoch or settings.relations)
-    return replace(reference(settings), goes_on=saves)
 
 
 def rounding(of: Layout) -> list[Layout]:
@@ -184,7 +179,7 @@ def compared(settings: Settings) -> list[Layout]:
         if kind in (settings.layouts or usual) and kind not in MODES and needed.get(kind, True):
             layouts += _of_kind(settings, kind)
     if settings.against:
-        undivided = replace(base_layout(settings), relations=(), base=settings.reference_ranks)
+        undivided = replace(reference(settings), relations=(), base=settings.reference_ranks)
         divided = [layout for layout in layouts if layout.kind in (RANKS, ACCUMULATION, BOTH)]
         for layout in [undivided, *divided]:
             name = f"{layout.name}, {settings.against}"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from harness.training.probe.compare.comparison import Compared, compare
 from harness.training.probe.compare.plausibility import same_order
 from harness.training.probe.compare.reference import Reference, rows_of, without_cleared
-from harness.training.probe.layouts import AGAINST, Layout, base_layout, rounding
+from harness.training.probe.layouts import AGAINST, Layout, reference, rounding
 from harness.training.probe.runner import Run
 from harness.training.probe.session import Session
 
@@ -109,7 +109,7 @@ def _in_one_order(session: Session, layout: Layout) -> Compared | None:
     """Compare a layout and a reference whose samplers draw in one order; None if that fails."""
     base, ordered_layout = (
         replace(each, name=f"{each.name}, in one order", one_order=True)
-        for each in (base_layout(session.settings), layout)
+        for each in (reference(session.settings), layout)
     )
     session.start(base, *rounding(base), ordered_layout)
     reference_run, *perturbed = map(session.run_as_one, (base, *rounding(base)))

@@ -23,8 +23,8 @@ from harness.training.probe.layouts import (
     SEED,
     Layout,
     Settings,
-    base_layout,
     compared,
+    reference,
     rounding,
     without_a_stop,
 )
@@ -68,7 +68,7 @@ def probe(
     compared. ``other`` runs the script in the other environment, if there is one. Raises
     Inconclusive if the reference gives no answer."""
     session = Session(runner, other)
-    base, layouts = base_layout(settings), compared(settings)
+    base, layouts = reference(settings), compared(settings)
     ranks, no_compiler = _started(session, base, layouts)
     reference_run = as_one(ranks, settings.same_rows)
     refuse_unusable(reference_run)

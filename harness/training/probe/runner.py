@@ -22,7 +22,7 @@ from typing import Any
 from harness.bugs.api.spec import Lane
 from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
-from harness.rank.probe.exchange import FILES, LONGEST_END, Assignment, Task
+from harness.rank.probe.exchange import FILES, Assignment, Task
 from harness.rank.probe.own_files import Written
 from harness.rank.probe.script_shims import SHIMMED
 from harness.run.launch import RankSettings, rank_environment, supervise
@@ -128,11 +128,9 @@ class Run(ScriptFacts):
     """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
     schedule: Mapping[str, int] = field(default_factory=dict)
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
-    saves: Sequence[tuple[int, str, str, Mapping[str, Any]]] = ()
+    saves: Sequence[tuple[int, str, str, float]] = ()
     """The weights that rank 0 has saved: after how many steps, into which file, where in it, and
-    which (``Weights`` of ``rank/probe/findings/saves``)."""
-    end: str = ""
-    """The error with which the script ended after its last step."""
+    how far from the trained ones, as a part of the way of all steps."""
 
     @property
     def steps(self) -> int:
@@ -229,7 +227,7 @@ class Runner:
             self._environment,
             partial(self._server().start, agent=AGENT),
             ranks=layout.world,
-            timeout=self.timeout + (LONGEST_END if layout.goes_on else 0.0),
+            timeout=self.timeout,
             tick=tick,
         )
         return self._read(layout, folder, ended)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import FrameType
-from typing import Any, TypedDict
+from typing import Any
 
 from harness.rank import events
 from harness.rank.probe.exchange import FILES
@@ -62,19 +62,6 @@ MOVED = (
 Weights = Mapping[str, Any]
 """Tensors by the names of parameters."""
 
-CUT = "stopped some time after its last step"
-"""How a script ends that goes on for too long."""
-
-
-class Entry(TypedDict):
-    """What is known of saved weights."""
-
-    distance: float
-    """From the trained ones, as a part of the way of all steps."""
-    types: list[str]
-    absent: list[str]
-    """The names of the trained weights that are not there."""
-
 
 class Saves:
     """Compares what is saved and evaluated with the weights after the last step, and with those
@@ -100,8 +87,9 @@ class Saves:
         """By file, after how many steps it was written, and where it has the first weights; empty
         if it has what was trained."""
         self._notes: list[str] = []
-        self.entries: list[tuple[int, str, str, Entry]] = []
-        """After how many steps, into which file, and where in it, weights were saved; and which."""
+        self.entries: list[tuple[int, str, str, float]] = []
+        """After how many steps, into which file, and where in it, weights were saved; and how far
+        from the trained ones, as a part of the way of all steps."""
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
@@ -196,13 +184,8 @@ class Saves:
         folder, file = os.path.split(path)  # its folder tells apart files of one name
         name = os.path.basename(folder)
         is_usual = name in ("", FILES) or folder == os.getcwd()
-        entry = Entry(
-            distance=(squares / way) ** 0.5,
-            types=sorted({str(each.dtype).removeprefix("torch.") for each in weights.values()}),
-            absent=[name for name in self._last if name not in weights],
-        )
         title = file if is_usual else f"{name}/{file}"
-        self.entries.append((self._steps, title, where, entry))
+        self.entries.append((self._steps, title, where, (squares / way) ** 0.5))
 
     def _is_of_beginning(self, weights: Weights) -> bool:
         """Whether weights are those before the first step, and were moved since."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from harness.bugs.api.numbers import near
-from harness.rank.probe.findings.saves import CUT, OTHERS, WHOLE
+from harness.rank.probe.findings.saves import OTHERS, WHOLE
 from harness.rank.probe.findings.schedules import HALF, LOWEST
-from harness.system.text import several
 from harness.training.probe.compare.faults import Broken, in_words, meaning
 from harness.training.probe.layouts import Layout
 from harness.training.probe.runner import Run
@@ -74,74 +73,24 @@ nearer, as a part of the way of all steps."""
 TRAINED, FIRST = "the trained weights", "the first weights"
 
 
-Key = tuple[int, str, str]
-"""After how many steps weights were saved, into which file, and where in it."""
-
-
-def checkpoints(run: Run, reference: Run) -> Iterator[Broken | str]:
-    """How the weights that rank 0 saves differ from the reference's. It is a fault if the trained
-    ones, or the first ones, are saved in one of the two alone; an average, a teacher or the best
-    weights may be any. If both scripts go on after the last step, other differences are noted."""
+def checkpoints(run: Run, reference: Run) -> Iterator[Broken]:
+    """Whether rank 0 saves the trained weights, or the first ones, where the reference does not. An
+    average, a teacher or the best weights may be any."""
     if run.layout.resumed:
         return
     saves, reference_saves = (  # the last weights in each place of each file after each step
-        {(steps, path, place): weights for steps, path, place, weights in one.saves}
+        {(steps, path, place): distance for steps, path, place, distance in one.saves}
         for one in (run, reference)
     )
-    pairs = dict(_pairs(saves, reference_saves))
-    for key, expected_key in pairs.items():
-        weights, expected, title = saves[key], reference_saves[expected_key], _title(key)
-        distances = weights["distance"], expected["distance"]
-        kinds = [_kind(distance) for distance in distances]
-        is_apart = abs(distances[0] - distances[1]) > APART * max(1.0, *distances)
-        text = f"{title} has {kinds[0]}; that of the reference has {kinds[1]}"
-        if is_apart and {TRAINED, FIRST} & {*kinds} and not OTHERS.search(" ".join(key[1:])):
+    for (steps, path, place), distance in saves.items():
+        expected = reference_saves.get((steps, path, place), distance)
+        kinds = [_kind(distance), _kind(expected)]
+        is_apart = abs(distance - expected) > APART * max(1.0, distance, expected)
+        if is_apart and {TRAINED, FIRST} & {*kinds} and not OTHERS.search(f"{path} {place}"):
+            file = path or "a file"
+            title = f"after step {steps}, {file if place == WHOLE else f'{place} of {file}'}"
+            text = f"{title} has {kinds[0]}; that of the reference has {kinds[1]}"
             yield Broken(CHECKPOINT, text)
-        elif run.layout.goes_on:
-            if is_apart:
-                yield text
-            if key != expected_key:
-                yield f"{title} is saved; by the reference, {expected_key[1]}"
-            if weights["types"] != expected["types"]:
-                types, expected_types = (", ".join(one["types"]) for one in (weights, expected))
-                yield f"{title} is in {types}; in the reference in {expected_types}"
-            for verb, side, twin in (("lacks", weights, expected), ("also has", expected, weights)):
-                if names := [name for name in side["absent"] if name not in twin["absent"]]:
-                    yield f"{title} {verb} {several(names)}"
-    if run.layout.goes_on:
-        is_cut = CUT in (run.end, reference.end)
-        last_step = max((key[0] for key in (*saves, *reference_saves)), default=0)
-        for keys, paired, by in (
-            (reference_saves, set(pairs.values()), "by the reference alone"),
-            (saves, set(pairs), "and not by the reference"),
-        ):
-            for key in keys:
-                if key not in paired and not (is_cut and key[0] == last_step):
-                    yield f"{_title(key)} is saved {by}"
-        ends = [one.end.partition(":")[0] for one in (run, reference)]
-        if ends[0] != ends[1] and not is_cut:
-            texts = [one.end or "without an error" for one in (run, reference)]
-            yield f"after its last step, it ended: {texts[0]}; the reference: {texts[1]}"
-
-
-def _pairs(saves: Iterable[Key], reference_saves: Iterable[Key]) -> Iterator[tuple[Key, Key]]:
-    """What was saved under the same name; and under other names, if after a step only one of each
-    is left: a release may rename its file."""
-    lone, reference_lone = {*saves} - {*reference_saves}, {*reference_saves} - {*saves}
-    for key in saves:
-        mine, others = (
-            [one for one in each if one[0] == key[0]] for each in (lone, reference_lone)
-        )
-        if key not in lone:
-            yield key, key
-        elif len(mine) == len(others) == 1 and key[2] == others[0][2]:
-            yield key, others[0]
-
-
-def _title(key: Key) -> str:
-    steps, path, place = key
-    file = path or "a file"
-    return f"after step {steps}, {file if place == WHOLE else f'{place} of {file}'}"
 
 
 def _kind(distance: float) -> str:
