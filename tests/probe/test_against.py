@@ -166,9 +166,8 @@ if change:  # loads nothing into the layers
 model[:3].requires_grad_(False)
 nn.init.zeros_(model[4].weight)  # as the second matrix of a LoRA
 optimizer = torch.optim.AdamW(model[4].parameters(), 1e-3)
-factor = 2.0 if change == "another checkpoint and loss" else 1.0
 """
-    + LOOP.replace("LOSS", "(model(x) - 1).square().mean() * factor")
+    + LOOP.replace("LOSS", "(model(x) - 1).square().mean()")
 )
 
 MODULES = (
@@ -302,23 +301,13 @@ def test_an_environment_that_makes_other_rows_is_not_said_to_draw_at_random(
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "line", "about"),
-    [
-        ("another checkpoint", "1 rank, OTHER  BROKEN at step 1: weights", "the rest trains the"),
-        ("another checkpoint and loss", "rank 0: 2 times", "; it was compared with those of the"),
-    ],
-)
-def test_other_frozen_weights_are_broken_and_the_rest_is_compared_with_the_reference_s(
-    change: str, line: str, about: str, against: Against
-) -> None:
+def test_other_frozen_weights_give_another_gradient(against: Against) -> None:
     """They are loaded, as a rule. A release that loads them no longer, as a key is renamed, was
     said to train the same."""
-    ended, text = against(change, FROZEN)
+    ended, text = against("another checkpoint", FROZEN)
     assert ended == 1, text
-    assert line in text
-    assert "its frozen weights are other ones (0.weight, 0.bias" in text
-    assert about in text
+    assert "1 rank, OTHER  BROKEN at step 1: gradient" in text
+    assert "where: forward of 0 (Linear" in text
 
 
 @pytest.mark.launch

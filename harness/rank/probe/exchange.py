@@ -34,8 +34,6 @@ class Task:
     """Relations of ``models`` to ask of the model after the last step."""
     places: bool = False
     """Whether what the modules get and return in the last step is recorded, and its gradients."""
-    complete: Sequence[str] = ()
-    """Those weights that the first optimizer does not have of which all values are recorded."""
     mode: str = ""
     """Of ``modes``; empty for that of the script."""
     dropout: bool = False
@@ -55,9 +53,6 @@ class Assignment(Task):
     """The module with what the script imports."""
     keep: Sequence[int] = ()
     """The numbers of the steps, from 0, whose weights and optimizer state are recorded."""
-    untrained: bool = False
-    """Whether samples of the weights that the first optimizer does not have are recorded before its
-    step."""
     rows: int = 0
     """Rows that the first micro-batch of a rank has, with ``{rows}``; 0 if that is not known."""
     shift: str = ""

@@ -18,7 +18,7 @@ from harness.rank import events
 from harness.rank.guard.facts import impossible_bugs
 from harness.rank.probe import compiled, cuda_calls, modes, script_shims, seeds, settings
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.findings import stops, untrained
+from harness.rank.probe.findings import stops
 from harness.rank.probe.findings.averages import Averages
 from harness.rank.probe.findings.frozen import Frozen
 from harness.rank.probe.findings.optimizers import Optimizers
@@ -231,9 +231,6 @@ class Watch:
         if not self.record.steps:
             root = self.model.root
             current["settings"] = settings.of_training(root, updated.groups, current)
-            if self.assignment.untrained and self.engine is None:
-                others = (each for each in self.model.names.items() if each[0] not in before)
-                current |= untrained.recorded(others, self.assignment.complete)
         if len(self.record.steps) in self.assignment.keep:
             current |= {"before": every, "state": updated.state()}
 

@@ -1,7 +1,6 @@
 """Compares the other environment with the reference's: its first weights, its defaults, its notes.
 
-First weights that are trained may be drawn in another order, which is no fault. Those that are
-frozen are loaded, as a rule: other ones are a fault, even if all that is trained fits to them.
+First weights that are trained may be drawn in another order, which is no fault.
 """
 
 from __future__ import annotations
@@ -9,25 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from harness.rank.compare import length
 from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Reference, as_one
-from harness.training.probe.layouts import Layout, reference
+from harness.training.probe.layouts import Layout
 from harness.training.probe.notes import notes_on_reference, relevant, remarks, without_numbers
 from harness.training.probe.one_order import compare_layout
 from harness.training.probe.runner import Run, Step
 from harness.training.probe.session import Session
 
-ROUNDED = 0.01
-"""How far (as a part of their size) frozen weights may be from the reference's: they may be loaded
-in another type."""
-
 OTHER_DRAW = (
     "draws other first weights ({names}). It was compared again, with the reference's first weights"
 )
-OTHER_FROZEN = "its frozen weights are other ones ({names})"
 
 PRECISIONS = {0.0: "32 bits or more", 2.0**-7: "bf16", 2.0**-10: "fp16"}
 """By one ulp of 1 in the coarsest type of what modules return."""
@@ -39,21 +31,13 @@ def compare_again(
     """Compare the other environment again with the reference's first weights, if it has others.
     Defaults that differ are noted."""
     step, expected = run.ranks[0][0], baseline.steps[0]
-    shift = other_trained(comparison, step, expected)
-    frozen = other_frozen(step, expected) if comparison.broken else ()
-    drawn = several(shift)
-    if frozen:
-        shift = {**shift, **_frozen_shift(session, run.layout, frozen)}
-    if shift:
+    if shift := other_trained(comparison, step, expected):
         name = f"{run.layout.name}, with the first weights of the reference"
         shifted_run = session.run(replace(run.layout, name=name, shift=shift))
         again = session.without_rehearsal(shifted_run, baseline)
         comparison = compare_layout(session, again, baseline)
         comparison.layout = run.layout
-    if drawn:
-        comparison.notes.append(OTHER_DRAW.format(names=drawn))
-    if frozen:
-        note_frozen(comparison, frozen)
+        comparison.notes.append(OTHER_DRAW.format(names=several(shift)))
     comparison.notes += _other_defaults(step, expected)
     return comparison
 
@@ -69,47 +53,6 @@ def other_trained(comparison: Compared, step: Step, expected: Step) -> dict[str,
     if not (first and same_shapes):
         return {}
     return {name: expected_start[name] - start[name] for name in first[0].parameters}
-
-
-def other_frozen(step: Step, expected: Step) -> tuple[str, ...]:
-    """The frozen weights, of those with the same name and shape, that are not the reference's."""
-    samples, expected_samples = (one.get("untrained", {}) for one in (step, expected))
-    names = []
-    for name, (values, shape) in samples.items():
-        expected_values, expected_shape = expected_samples.get(name, (None, None))
-        if shape != expected_shape:
-            continue
-        if length(values - expected_values) > ROUNDED * length(expected_values):
-            names.append(name)
-    return tuple(names)
-
-
-def note_frozen(comparison: Compared, names: tuple[str, ...]) -> None:
-    """Add to a comparison, for which frozen weights were carried over, that they are others: a
-    fault, or a note if the rest has a fault of its own."""
-    text = OTHER_FROZEN.format(names=several(names))
-    if comparison.broken:
-        comparison.notes.append(f"{text}; it was compared with those of the first environment")
-        return
-    silence = comparison.no_answer and f"there is no answer: {comparison.no_answer}"
-    text += f"; with those of the first environment, {silence or 'the rest trains the same'}"
-    comparison.broken = [Broken("weights", text, parameters=names)]
-    comparison.step, comparison.no_answer = 1, ""
-
-
-def _frozen_shift(session: Session, layout: Layout, names: tuple[str, ...]) -> dict[str, object]:
-    """By name, how far the reference's frozen weights are from those of a layout in the other
-    environment. Both run again for a step: usual runs record only samples of them."""
-    how = f"with frozen weights of {layout.name}"
-    again = [
-        one.again(how, steps=1, complete=names) for one in (reference(session.settings), layout)
-    ]
-    session.start(*again)
-    runs = [session.run(each) for each in again]
-    if any(run.failure for run in runs):
-        return {}
-    values, own_values = (run.ranks[0][0]["complete"] for run in runs)
-    return {name: values[name] - own_values[name] for name in names}
 
 
 def _other_defaults(step: Step, expected: Step) -> Iterator[str]:

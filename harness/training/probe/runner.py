@@ -275,7 +275,6 @@ class Runner:
             os.getcwd(),
             self._imports,
             keep=[0] if layout.resumed or layout.saves else [0, settings.at],
-            untrained=bool(settings.against) and layout.perturb is None,
             # The first batch after a resume may be smaller, and as long as a row.
             rows=0 if layout.resumed and not self._time_first else settings.rows // divided,
             shift=shift,
