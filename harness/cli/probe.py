@@ -6,7 +6,6 @@
     python -m harness probe torchrun --nproc-per-node 8 train.py --batch-size {rows}
     python -m harness probe --layouts ranks -m my_package.train --batch-size {rows}
     python -m harness probe --set batch_size={rows} --layouts ranks,resume train.py
-    python -m harness probe --make train_step.py:make
     python -m harness probe --relation packing,padding,cache,buffers train.py
     python -m harness probe --launch gpu train.py --batch-size {rows} --accum {k}
     python -m harness probe patch=fix.diff train.py --batch-size {rows} --accum {k}
@@ -75,11 +74,11 @@ from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.training.probe.probe_report import as_json, exit_code, status, text
 from harness.training.probe.prober import leased_gpus, probed
 from harness.training.probe.signatures import known_bugs
-from harness.training.probe.target import Target, misspelt, names, step_target, target
+from harness.training.probe.target import Target, misspelt, names, target
 
 OURS_ALONE = (
     "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--without",
-    "--perturb", "--no-where", "--relation", "--set", "--make",
+    "--perturb", "--no-where", "--relation", "--set",
 )  # fmt: skip
 """Options of ours that a script is not likely to have."""
 
@@ -177,8 +176,6 @@ def _parser() -> Arguments:
     on_or_off = argparse.BooleanOptionalAction
     parser.add_argument("--where", action=on_or_off, default=True, help=text)
     flag("--as-written", "do not run on the CPU what the script asks of CUDA")
-    text = "instead of a script, a function that makes the loop's step"
-    option("--make", text, default="", metavar="FILE:FUNCTION")
     text = "gpu: over NCCL; if there are fewer GPUs than ranks, ranks share them"
     option("--launch", text, choices=[Lane.CPU, Lane.GPU], default=Lane.CPU)
     option("--python", "another interpreter", default=sys.executable, metavar="PATH")
@@ -265,10 +262,6 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _target(options: argparse.Namespace) -> Target:
-    if options.make:
-        if options.save is not None or options.epoch:
-            raise UserError("--make drives the loop: it cannot save or resume, and has no epoch")
-        return step_target(options.make, options.script, options.same_rows)
     chosen = target(["-m", *options.script] if options.m else options.script)
     ours = options.python == os.path.abspath(sys.executable) and not options.pins
     if chosen.module and ours and not is_importable(chosen.script.partition(".")[0]):
@@ -326,7 +319,7 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         bugs = Path(folder, "known.json")
         known.write(bugs)
         settings = replace(settings, bugs=str(bugs))
-        progress.say(f"probing {chosen.step_file or chosen.script}")
+        progress.say(f"probing {chosen.script}")
         patched = ""
         if options.patches:  # a folder with copies of packages
             patched = str(Path(folder) / "patched")

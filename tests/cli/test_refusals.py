@@ -93,7 +93,6 @@ def _refuse(*words: object, **_: object) -> None:
             "typeless.json is no config.json of transformers: it has no model",
         ),
         ("models two.py:mak", "two.py: no function 'mak': did you mean make? Choices: make."),
-        ("probe --make two.py:mak", "two.py: no function 'mak': did you mean make?"),
         ("probe -m nosuchmodule {rows}", "there is no module nosuchmodule"),
         ("models llama --relations ", "--relations: name some of"),
         (

@@ -86,7 +86,7 @@ def probe(
         "parameters",
         **{each.name: getattr(reference_run, each.name) for each in fields(ScriptFacts)},
         same_rows=settings.same_rows,
-        script=Path(runner.target.step_file or runner.target.script).name,
+        script=Path(runner.target.script).name,
         reference=base.name,
     )
     in_other = answers.other = Answers("", same_rows=settings.same_rows)

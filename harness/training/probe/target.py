@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.system.code import refuse_without_name
 from harness.system.errors import UserError
-from harness.system.files import ROOT
 
 NUMBERS = ("rows", "total", "k", "ranks", "micro_batches", "at")
 PLACEHOLDERS = (*NUMBERS, "dir")
@@ -33,9 +31,6 @@ CLOSE = 0.75
 
 OTHER = re.compile(r"\{([\w\s()]*[-+*/%][-+*/%\w\s().]*)\}")
 """Arithmetic in braces."""
-
-DRIVER = ROOT / "harness/rank/probe/made.py"
-"""The script that drives a user's function."""
 
 FLAGS = {
     "torchrun": {
@@ -62,8 +57,6 @@ class Target:
     script: str
     arguments: tuple[str, ...]
     module: bool = False
-    step_file: str = ""
-    """The file with a function that makes the loop's step; then the script is ``made.py``."""
     constants: Mapping[str, str] = field(default_factory=dict)
     """By name, what to set constants of the script to; with placeholders."""
 
@@ -76,8 +69,6 @@ class Target:
     @property
     def file(self) -> Path | None:
         """The file of the script or of the module; None if it cannot be found."""
-        if self.step_file:
-            return Path(self.step_file)
         if not self.module:
             return Path(self.script)
         path = Path(*self.script.split("."))
@@ -146,18 +137,6 @@ def target(words: Sequence[str]) -> Target:
     if not module and not Path(script).is_file():
         raise UserError(f"there is no script {script}")
     return Target(script, tuple(arguments), module)
-
-
-def step_target(function: str, words: Sequence[str], same_rows: bool) -> Target:
-    """The script that makes steps with the user's ``file.py:function``."""
-    file, colon, name = function.rpartition(":")
-    if not (colon and name.isidentifier()):
-        raise UserError(f"--make {function}: write file.py:function")
-    if not Path(file).is_file():
-        raise UserError(f"there is no file {file}")
-    refuse_without_name(Path(file), name)
-    rows = ["{rows}", "{k}", "same rows" if same_rows else "rows of its own"]
-    return Target(str(DRIVER), (file, name, *rows, *words), step_file=file)
 
 
 def _without_launcher(words: list[str]) -> tuple[list[str], str]:
