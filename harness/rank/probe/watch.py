@@ -20,7 +20,6 @@ from harness.rank.probe import compiled, cuda_calls, modes, script_shims, seeds,
 from harness.rank.probe.exchange import Assignment
 from harness.rank.probe.findings import stops
 from harness.rank.probe.findings.averages import Averages
-from harness.rank.probe.findings.frozen import Frozen
 from harness.rank.probe.findings.optimizers import Optimizers
 from harness.rank.probe.findings.saves import Saves
 from harness.rank.probe.findings.schedules import Schedules
@@ -62,7 +61,7 @@ class Watch:
         self.optimizers, self.workers = Optimizers(), Workers()
         is_compared = assignment.perturb is None and not int(os.environ.get("RANK", 0))
         self.saves = Saves(self.model.names, is_compared)
-        self.frozen, self.averages = Frozen(self.model.names), Averages(self.model.names)
+        self.averages = Averages(self.model.names)
         self.mode = modes.Mode(assignment.mode)
         self._compiled_before = compiled.graphs()
         self._saved_late = False
@@ -79,7 +78,7 @@ class Watch:
         """What the rank writes to its file."""
         current, steps, assignment = self.record.now, self.record.steps, self.assignment
         if steps:
-            watchers = self.workers, self.saves, self.frozen
+            watchers = self.workers, self.saves
             steps[0] |= {
                 **({} if self.engine else self.optimizers.report()),
                 "checkpoints": self.mode.checkpoints,
@@ -133,7 +132,7 @@ class Watch:
         )
         compiled.install(eager, self.model.around_compiled)
         losses.note_reports(self.reported, lambda: len(self.record.seen) - 1)
-        for watcher in (self.schedules, self.optimizers, self.workers, self.saves, self.frozen):
+        for watcher in (self.schedules, self.optimizers, self.workers, self.saves):
             watcher.install()
         self.model.on_evaluation = self.saves.evaluate
         stops.install(self.record.note_stop)

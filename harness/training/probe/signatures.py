@@ -18,7 +18,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import BUGGY
 from harness.bugs.packages import import_name
 from harness.rank.models.answer import AnswerStatus
-from harness.rank.probe.findings import frozen, saves, workers
+from harness.rank.probe.findings import saves, workers
 from harness.rank.probe.findings.unlike import UNLIKE
 from harness.rank.probe.recording import losses
 from harness.system.files import write_whole
@@ -54,7 +54,6 @@ SUSPECT = (
     workers.WORKERS,
     saves.SAVED,
     saves.EVALUATED,
-    frozen.FROZEN,
 )
 """How the notes begin that no right loop has."""
 
