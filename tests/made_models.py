@@ -258,14 +258,6 @@ class ChecksNothing(Decoder):
         pass
 
 
-class OtherWhenCompiled(Decoder):
-    def forward(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:
-        output = super().forward(*arguments, **keywords)
-        if torch.compiler.is_compiling():
-            output["loss"] = output["loss"] * 1.5
-        return output
-
-
 class GeneratesTooFar(Decoder):
     """Its positions are off by one, as with a cache that is one token too long."""
 

@@ -35,7 +35,7 @@ from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting, som
 from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
-from harness.rank.models.relations import QUESTIONS, USUAL
+from harness.rank.models.relations import QUESTIONS
 from harness.system.code import refuse_without_name
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -144,7 +144,7 @@ def _relations(words: str, lane: Lane) -> list[str]:
     for name in names:
         if name not in relations:
             raise UserError(unknown("relation", name, relations))
-    return [name for name in relations if name in (names or USUAL)]
+    return [name for name in relations if name in (names or relations)]
 
 
 def _model_words(words: Sequence[str], head: str) -> list[Word]:

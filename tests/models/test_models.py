@@ -27,7 +27,6 @@ from harness.training.models.answers import Asking, ask
 from harness.training.models.stack import Releases
 from tests import made_models
 from tests.made_models import Decoder
-from tests.slow import slow
 
 FILE = Path(made_models.__file__)
 OWN = (
@@ -48,7 +47,7 @@ def answer_of(cls: type[Decoder], relation: str, folder: Path) -> Answer:
     return ask_alone(relation, Subject("own", lambda: made_models.model_and_batch(cls), folder))
 
 
-@pytest.mark.parametrize("relation", [*OWN, *slow("compile", "inductor")])
+@pytest.mark.parametrize("relation", OWN)
 def test_a_right_model_is_right(relation: str, tmp_path: Path) -> None:
     answer = answer_of(Decoder, relation, tmp_path)
     assert answer.status is AnswerStatus.RIGHT, answer.reason
@@ -150,7 +149,6 @@ FAULTS = [
     ("generation", made_models.GeneratesTooFar, "generated with the cache"),
     ("save_load", made_models.LosesATie, "head.weight and tokens.weight are not tied"),
     ("fp32_kept", made_models.RoundsItsFrequencies, "inv_freq is bfloat16"),
-    ("compile", made_models.OtherWhenCompiled, "compiled by aot_eager, the gradient is 1.5 times"),
 ]
 
 

@@ -27,10 +27,6 @@ Report = Callable[[str, str, Answer], object]
 """A function that is called with a model, a relation and its answer."""
 
 
-LONGER = 5
-"""How many times as long a relation may take that must be named: it compiles."""
-
-
 @dataclass(frozen=True)
 class Task:
     """Relations that one process asks of one model."""
@@ -101,16 +97,11 @@ class _Pool:
 
     def take(self, child: Child, message: Mapping[str, Any]) -> None:
         """Take what a process reports: which relation it begins, or the answer."""
+        child.allow(self.limit)
         if "begins" in message:
             self.running[child].current = message["begins"]
-            child.allow(self._limit_of(message["begins"]))
         else:
-            child.allow(self.limit)
             self._answer(self.running[child], message["relation"], answer_of(message))
-
-    def _limit_of(self, relation: str) -> float:
-        is_long = relation in QUESTIONS and QUESTIONS[relation].must_be_named
-        return self.limit * (LONGER if is_long else 1)
 
     def _answer(self, process: _Process, relation: str, answer: Answer) -> None:
         relations = tuple(name for name in process.task.relations if name != relation)
@@ -124,10 +115,9 @@ class _Pool:
         shutil.rmtree(process.folder, ignore_errors=True)
         if not process.task.relations:
             return
-        limit = self._limit_of(process.current)
         code = child.code or 0
         if child.late:
-            why = f"no answer within {limit:.0f} s"
+            why = f"no answer within {self.limit:.0f} s"
         elif code < 0:
             why = f"the process was ended by {signal.Signals(-code).name}"
         else:

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.rank.models.heads import SUBJECT, parsed
-from harness.rank.models.relations import QUESTIONS, USUAL
+from harness.rank.models.relations import QUESTIONS
 from harness.system import machine
 from harness.system.files import beside
 
@@ -55,7 +55,7 @@ class RecordedAnswers:
 
     def untested(self, model: str) -> list[str]:
         """The relations that a model was not asked."""
-        return [name for name in USUAL if name not in self.answers.get(model, {})]
+        return [name for name in QUESTIONS if name not in self.answers.get(model, {})]
 
     def wrong_relations(self, model: str) -> list[str]:
         """The relations of a model that are wrong."""
@@ -145,7 +145,7 @@ def before(packages: Mapping[str, str], models: Iterable[str]) -> RecordedAnswer
     whole = [
         entry
         for entry in older
-        if any(entry.answers.get(model, {}).keys() >= set(USUAL) for model in requested)
+        if any(entry.answers.get(model, {}).keys() >= set(QUESTIONS) for model in requested)
     ]
     return next(reversed(whole or older), None)
 

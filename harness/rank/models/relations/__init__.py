@@ -23,8 +23,6 @@ class Question:
 
     module: str
     ranks: int = 1
-    must_be_named: bool = False
-    """Whether it is asked only if a user names it, as it takes long."""
 
     def relation(self, name: str) -> Relation:
         """Import and return the function."""
@@ -51,10 +49,5 @@ QUESTIONS: Mapping[str, Question] = {
     "zero3": Question(f"{_HERE}.zero", ranks=2),
     "tensor_parallel": Question(f"{_HERE}.plans", ranks=2),
     "expert_parallel": Question(f"{_HERE}.plans", ranks=2),
-    "compile": Question(f"{_HERE}.compiled", must_be_named=True),
-    "inductor": Question(f"{_HERE}.compiled", must_be_named=True),
 }
 """All relations, the cheap ones first."""
-
-USUAL = tuple(name for name, question in QUESTIONS.items() if not question.must_be_named)
-"""The relations that are asked if none is named."""
