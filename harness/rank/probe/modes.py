@@ -12,8 +12,6 @@ from harness.rank.probe import compiled
 
 EAGER, COMPILED = "eager", "compiled"
 """Nothing is compiled; the model is compiled, also where weights are moved."""
-SAME_MASKS = "compiled, same masks"
-"""As COMPILED, but the compiler draws the random numbers that eager code draws."""
 KEPT, RECOMPUTED = "kept", "recomputed"
 """Activations are kept where the script recomputes them; the model is told to recompute them."""
 
@@ -51,12 +49,7 @@ class Mode:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Replace torch's ``checkpoint``, or set up the compiler, before anything of the script
-        runs."""
-        if self._name == SAME_MASKS:
-            import torch._inductor.config
-
-            torch._inductor.config.fallback_random = True
+        """Replace torch's ``checkpoint``, before anything of the script runs."""
         import torch.utils.checkpoint
 
         function = torch.utils.checkpoint.checkpoint
@@ -94,7 +87,7 @@ class Mode:
         """Change the model, which is called for the first time."""
         self._install_in_packages()
         inner = getattr(model, "module", model)
-        if self._name in (COMPILED, SAME_MASKS) and not compiled.names:
+        if self._name == COMPILED and not compiled.names:
             inner.compile(backend=BACKEND)
         if self._name == RECOMPUTED:
             if (switch := _method(inner, ON)) is None:

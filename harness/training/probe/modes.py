@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from harness.rank.compare import SAFE, Spread, distances, length, share, spread
-from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED, SAME_MASKS
+from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED
 from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import Broken, in_directions
@@ -37,7 +37,6 @@ WITH_DROPOUT = "gradient with dropout"
 NAMES = {
     EAGER: "without torch.compile",
     COMPILED: "compiled",
-    SAME_MASKS: "compiled, with the masks of eager code",
     KEPT: "without checkpointing",
     RECOMPUTED: "with checkpointing",
 }
@@ -46,18 +45,10 @@ NEAR = 1e-2
 """How far the gradient of a parameter may be from that without recomputation, or without a
 compiler, as a part of its norm."""
 
-OTHER_MASKS = 0.1
-"""With other masks, a loss is hardly ever nearer to another than this part of what masks do to it.
-"""
-
-COMPILED_DROPOUT = "compiled code with dropout"
-"""How a line on what was not tested begins."""
-
-NO_MASKS = (
-    f"{COMPILED_DROPOUT} (its loss and its gradient could not be compared: the loop stops or "
-    "scales gradients, or computes in 16 bits, and {why})"
+COMPILED_DROPOUT = (
+    "compiled code with dropout (its loss has no slope: the loop stops or scales gradients, or "
+    "computes in 16 bits)"
 )
-
 
 WHY = {
     COMPILE: "the script compiles, and no other layout shows what a compiler changes",
@@ -192,8 +183,7 @@ def _compare_compiled(comparison: Compared, baseline: Reference, run: Run) -> st
 
 
 def _compiled_with_dropout(session: Session, comparison: Compared) -> Broken | str:
-    """The compiled gradient must be that of the compiled forward, where the eager one is. Where the
-    loss has no slope, it must be that of eager code with the same masks."""
+    """The compiled gradient must be that of the compiled forward, where the eager one is."""
     layout = _dropped(session.settings, COMPILED)
     run = session.run_as_one(layout)
     if run.failure:
@@ -215,36 +205,15 @@ def _compiled_with_dropout(session: Session, comparison: Compared) -> Broken | s
             continue
         if is_right(slopes(session, Reference.of(eager, []), eager_layout, direction)):
             return Broken(WITH_DROPOUT, OTHER_SLOPE.format(slope, direction), slope)
-    return "" if all(map(is_right, measured)) else _against_eager(session, comparison)
+    if not all(map(is_right, measured)):
+        comparison.not_tested.append(COMPILED_DROPOUT)
+    return ""
 
 
 OTHER_SLOPE = (
     "compiled, with dropout, its loss falls {:.3g} times as fast along {} as these say, and "
     "eagerly as fast: does the backward draw another mask?"
 )
-
-
-def _against_eager(session: Session, comparison: Compared) -> Broken | str:
-    """Compare compiled code with eager code that draws the same masks, if it does."""
-    layout = _dropped(session.settings, EAGER)
-    layouts = [
-        layout,
-        _dropped(session.settings, SAME_MASKS),
-        replace(layout, name="without dropout, eagerly", dropout=False),
-    ]
-    steps = [session.first_step(each) for each in layouts]
-    if why := next((each for each in steps if isinstance(each, str)), ""):
-        comparison.not_tested.append(NO_MASKS.format(why=why))
-        return ""
-    eager, compiled, plain = (each for each in steps if not isinstance(each, str))
-    apart, effect = (
-        abs(float(sum(each["losses"]) - sum(eager["losses"]))) for each in (compiled, plain)
-    )
-    if eager.get("generators") != compiled.get("generators") or not apart <= OTHER_MASKS * effect:
-        comparison.not_tested.append(NO_MASKS.format(why="its masks are not those of eager code"))
-        return ""
-    text = "compiled, with the same masks of dropout, that of {} is {} that of eager code"
-    return _fault(WITH_DROPOUT, text, compiled, eager, _noise(session, eager, EAGER)) or ""
 
 
 def _masks(session: Session, mode: str) -> Broken | str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from harness.bugs.api.numbers import near
 from harness.rank import events
-from harness.rank.probe.recording.draws import generators
 from harness.rank.probe.recording.micro_batches import MicroBatches
 from harness.rank.probe.recording.parameters import full, norm
 from harness.rank.probe.recording.record import Record
@@ -48,8 +47,6 @@ class Gradients:
             record.left = {id(p): _norm([p]) for _, p in learnt}
         if event.gradient is None:  # otherwise a pipeline's stage continues a backward
             record.now["losses"].append(float(full(event.owner).sum()))
-        if self._micro_batches.has_dropout:
-            record.now["generators"] = generators()
         record.now["parts"].append({})
         record.in_backward = True
         try:

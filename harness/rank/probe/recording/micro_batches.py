@@ -55,8 +55,6 @@ class MicroBatches:
         self.rows_dimension = 0
         """Of a batch, the dimension that has its rows."""
         self._draws = Draws(record)
-        self.has_dropout = False
-        """Whether dropout stays on."""
         self.root: Any = None
         """The model; None before its first call."""
         self.stage: int | None = None
@@ -83,7 +81,6 @@ class MicroBatches:
     def install(self, dropout: bool = False) -> None:
         """Subscribe, before anything of the script runs, and switch dropout off, if it is not to
         stay on."""
-        self.has_dropout = dropout
         if not dropout:
             self._draws.install()
         events.instrument.on(events.ModuleCall, around=self._called)
