@@ -117,15 +117,6 @@ for step in range(4):
 """
 )
 
-COMPILED = """
-def compiler(graph, inputs):
-    if change:
-        raise RuntimeError(change)
-    return graph
-
-model.compile(backend=compiler)
-"""
-
 NAMED = (
     "betas is (0.9, 0.95); in the reference (0.9, 0.999)",
     "weight_decay is 0.0 for 2 parameters, 0.1 for 2 parameters; in the reference 0.0 for 2",
@@ -231,18 +222,6 @@ def against(command: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         return code, capsys.readouterr().out.replace(str(other), "OTHER")
 
     return against
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-def test_a_compiler_that_fails_in_the_other_environment_is_left_out_in_both(
-    against: Against,
-) -> None:
-    script = SAVES.replace("average =", f"{COMPILED}\naverage =")
-    ended, text = against("no compiler", script)
-    assert ended == 0, text
-    assert "1 rank, OTHER  as the reference" in text
-    assert "with and without torch.compile: the compiler fails on this machine" in text
 
 
 @pytest.mark.launch

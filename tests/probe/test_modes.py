@@ -244,26 +244,6 @@ def test_a_mode_without_an_answer_that_nobody_asked_for_is_not_tested(
     assert line == f"with and without torch.compile: {OWN_DRAWS}"
 
 
-BROKEN_COMPILER = """
-def broken(graph, inputs):
-    raise RuntimeError("no compiler")
-run = torch.compile(run, backend=broken)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "broken"), [("", {}), (FORGETFUL, {CHECKPOINTING})])
-def test_where_a_compiler_fails_everything_is_run_eagerly_and_it_is_not_tested(
-    probing: Probing, how: str, broken: set[str]
-) -> None:
-    answers = probed(probing, f"{how}{BROKEN_COMPILER}")
-    assert modes_of(answers) == {CHECKPOINTING}
-    assert set(first_broken(answers)) == set(broken)
-    (line,) = (line for line in answers.not_tested if "torch.compile" in line)
-    assert line.startswith("with and without torch.compile: the compiler fails on this machine")
-    assert "no compiler" in line
-
-
 def test_a_report_says_why_a_mode_was_run() -> None:
     answers = Answers("", [Compared(Layout("eagerly", why="the script compiles"))])
     answers.layouts[0].with_dropout = True

@@ -61,8 +61,6 @@ class Assignment(Task):
     """By name, the values of constants of the script."""
     move: float = 0.0
     """By how much of their size to move the weights before the first step."""
-    eager: bool = False
-    """Whether nothing is compiled in any mode, because a compiler fails on this machine."""
     bugs: str = ""
     """A file with the bugs of the catalogue and their conditions; empty not to ask for them."""
     on_cpu: bool = False

@@ -125,11 +125,8 @@ class Watch:
         if self.assignment.one_order:
             draw_one_order()
         moves = bool(self.assignment.shift) or self.noise.is_random
-        eager = (
-            self.assignment.eager
-            or self.assignment.mode == modes.EAGER
-            or (moves and not self.assignment.mode)
-        )
+        mode = self.assignment.mode
+        eager = mode == modes.EAGER or (moves and not mode)
         compiled.install(eager, self.model.around_compiled)
         losses.note_reports(self.reported, lambda: len(self.record.seen) - 1)
         for watcher in (self.schedules, self.optimizers, self.workers, self.saves):

@@ -7,7 +7,6 @@ the script itself compiles or recomputes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -78,27 +77,6 @@ def layouts(settings: Settings, reference_run: Run) -> Iterator[Layout]:
             yield layout
         elif is_used and settings.is_usual:
             yield replace(layout, why=WHY[kind])
-
-
-COMPILER_FAILS = (
-    "the compiler fails on this machine, so what the script compiles was run eagerly ({why})"
-)
-
-OF_COMPILER = re.compile(
-    r"^(\[rank\d+\]:\s*)?torch\.(_inductor\.exc\.|_dynamo\.exc\.BackendCompilerFailed)"
-    r"|(torch\.compile|Dynamo) is not supported",
-    re.MULTILINE,
-)
-"""Matches the last lines of a script that a compiler has ended. What Dynamo refuses, as a break of
-the graph with ``fullgraph=True``, is the script's, and fails everywhere."""
-
-
-def why_not_compiled(run: Run) -> str:
-    """The message of a compiler that has ended a run; empty if something else did, or nothing."""
-    if not (run.failure and OF_COMPILER.search(run.log)):
-        return ""
-    message = run.failure.partition(": ")[2].partition(" Set TORCHDYNAMO_VERBOSE")[0]
-    return COMPILER_FAILS.format(why=message or run.failure)
 
 
 def with_dropout(

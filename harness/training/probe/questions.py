@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from harness.training.probe.layouts import (
     RANKS_RESUME,
     SAMPLES,
     SEED,
-    Layout,
     Settings,
     compared,
     reference,
@@ -69,7 +68,8 @@ def probe(
     Inconclusive if the reference gives no answer."""
     session = Session(runner, other)
     base, layouts = reference(settings), compared(settings)
-    ranks, no_compiler = _started(session, base, layouts)
+    session.start(base, *rounding(base), *layouts)
+    ranks = session.run(base)
     reference_run = as_one(ranks, settings.same_rows)
     refuse_unusable(reference_run)
     perturbed = [*map(session.run_as_one, rounding(base))]
@@ -90,8 +90,6 @@ def probe(
         reference=base.name,
     )
     in_other = answers.other = Answers("", same_rows=settings.same_rows)
-    if no_compiler:
-        answers.unanswered[COMPILE] = no_compiler
     odd_compiler = plausibility.unlike_eager(baseline)
     vain = (VAIN_COMPILED if odd_compiler else VAIN) if undecided else ""
     runs: dict[bool, list[Run]] = {False: [reference_run], True: []}
@@ -139,26 +137,6 @@ def probe(
     answers.unseen = not any(step["rows"]) and SAMPLES not in settings.without
     answers.not_tested = list(not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
-
-
-def _started(session: Session, base: Layout, layouts: Sequence[Layout]) -> tuple[Run, str]:
-    """Start all layouts; returns the ranks of the reference. If a compiler fails in one of the
-    environments, all is run eagerly, and its message is returned, too."""
-
-    def start() -> Run:
-        session.start(base, *rounding(base), *layouts)
-        return session.run(base)
-
-    ranks = start()
-    if COMPILE in session.settings.layouts:
-        return ranks, ""
-    others = (session.run(layout) for layout in layouts if layout.kind == AGAINST)
-    why = next((why for run in (ranks, *others) if (why := modes.why_not_compiled(run))), "")
-    if why:
-        for each in filter(None, (session.runner, session.other)):
-            each.run_eagerly()
-        ranks = start()
-    return ranks, why
 
 
 def _comparison(session: Session, run: Run, baseline: Reference) -> Compared:

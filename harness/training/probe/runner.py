@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -157,8 +157,6 @@ class Runner:
     """The numbers of the GPUs to run on, one for each rank; empty for the CPU."""
     as_written: bool = False
     """Whether a script that asks for a GPU fails on a CPU, as it would without a probe."""
-    eager: bool = False
-    """Whether nothing is compiled, because a compiler fails on this machine."""
     written: Written = field(default_factory=Written)
     """What the runs that have ended wrote into the user's folders, or would have."""
     _time_first: bool = False
@@ -201,14 +199,6 @@ class Runner:
             self._runs[layout.name] = self._workers.submit(self._run, layout, before)
         return self._runs[layout.name]
 
-    def run_eagerly(self) -> None:
-        """Forget all runs as soon as they have ended. Those that follow compile nothing."""
-        for run in self._runs.values():
-            run.cancel()
-        wait(self._runs.values())
-        self._runs.clear()
-        self.eager = True
-
     def _run(self, layout: Layout, before: Future[Run] | None) -> Run:
         if before is not None and (failed := before.result()).failure:
             why = f"{failed.layout.name}: {failed.failure}"
@@ -234,7 +224,6 @@ class Runner:
 
     def _folder(self, name: str) -> Path:
         """The folder of the run of this layout."""
-        name = f"eager {name}" if self.eager else name
         return self.folder / re.sub(r"[^\w.-]", "", name.replace(" ", "_").replace("/", "-"))
 
     @cached_property
@@ -280,7 +269,6 @@ class Runner:
             shift=shift,
             constants=self.target.filled_constants(values),
             move=0.0 if layout.resumed else settings.perturb,
-            eager=self.eager,
             bugs=settings.bugs,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,
