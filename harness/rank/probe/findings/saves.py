@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from types import FrameType
 from typing import Any
 
 from harness.rank import events
@@ -79,10 +77,6 @@ class Saves:
         self._averages: dict[str, int] = {}
         """By the place of an average in what is saved, after how many steps it had the first
         weights; 0 once it has others."""
-        self._asked: set[int] = set()
-        """The ids of the copies of the model that were evaluated after several steps."""
-        self._evaluated_copies: list[tuple[str, Any]] = []
-        """Averages that had the first weights then, with their names."""
         self._files: dict[str, tuple[int, str]] = {}
         """By file, after how many steps it was written, and where it has the first weights; empty
         if it has what was trained."""
@@ -108,34 +102,17 @@ class Saves:
         elif place := next((place for place, steps in self._averages.items() if steps), ""):
             steps = self._averages[place]
             self._notes.insert(0, f"{SAVED} ({place}), {MOVED.format(steps)}")
-        stale = [name for name, module in self._evaluated_copies if self._has_beginning(module)]
-        later = [f"{EVALUATED} ({n}), {MOVED.format(self._steps)}" for n in stale[:1]]
-        return [*self._notes, *later]
+        return self._notes
 
     def evaluate(self, module: Any) -> None:
         """A module is called without training. If it is the model, look at its weights, once after
-        each step; if it is a copy, once after several steps."""
-        if self._notes:
+        each step."""
+        is_model = id(next(module.parameters(), None)) in self._names.names
+        if self._notes or not is_model or self._evaluated == self._steps:
             return
-        if id(next(module.parameters(), None)) in self._names.names:
-            is_new, self._evaluated = self._evaluated != self._steps, self._steps
-            if is_new and self._is_of_beginning(self._trained()):
-                self._notes.append(f"{EVALUATED}, {MOVED.format(self._steps)}")
-            return
-        if self._steps < SEVERAL or id(module) in self._asked:
-            return
-        self._asked.add(id(module))
-        if not self._has_beginning(module):
-            return
-        names = [type(module).__name__, *_names(module)]
-        name = next(filter(AVERAGE.search, reversed(names)), "")
-        if name and not any(map(ON_PURPOSE.search, names)):
-            self._evaluated_copies.append((name, module))
-
-    def _has_beginning(self, module: Any) -> bool:
-        """Whether a copy of the model has the weights before the first step."""
-        weights = matching(_parameters(module), self._last) if self._last else {}
-        return bool(weights) and self._is_of_beginning(weights)
+        self._evaluated = self._steps
+        if self._is_of_beginning(self._trained()):
+            self._notes.append(f"{EVALUATED}, {MOVED.format(self._steps)}")
 
     def _before_step(self, event: events.Gradients) -> None:
         if not self._first:
@@ -251,26 +228,6 @@ def is_tensor(value: Any) -> bool:
 
 def _parameters(module: Any) -> Weights:
     return {plain(name): parameter for name, parameter in module.named_parameters()}
-
-
-def _names(module: Any) -> list[str]:
-    """The names under which the frames that call a module have it, or an object that has it."""
-    names = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        for space in (frame.f_locals, frame.f_globals):
-            for name, value in list(space.items()):
-                if value is module:
-                    names.append(name)
-                elif isinstance(attributes := getattr(value, "__dict__", None), dict):
-                    modules = attributes.get("_modules")
-                    parts = [
-                        *attributes.items(),
-                        *(modules.items() if isinstance(modules, dict) else ()),
-                    ]
-                    names += [f"{name}.{n}" for n, part in parts if part is module][:1]
-        frame = frame.f_back
-    return names
 
 
 def matching(mapping: Weights, weights: Weights, part: float = 1.0) -> Weights:
