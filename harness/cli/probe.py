@@ -67,20 +67,13 @@ from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
-from harness.system.text import warn
 from harness.training.guard import known
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.training.probe.probe_report import as_json, exit_code, status, text
 from harness.training.probe.prober import leased_gpus, probed
 from harness.training.probe.signatures import known_bugs
-from harness.training.probe.target import Target, misspelt, names, target
-
-OURS_ALONE = (
-    "--layouts", "--reference-ranks", "--same-rows", "--other-seed", "--as-written", "--without",
-    "--perturb", "--no-where", "--relation", "--set",
-)  # fmt: skip
-"""Options of ours that a script is not likely to have."""
+from harness.training.probe.target import Target, names, target
 
 MOST_RANKS = 256
 
@@ -102,8 +95,6 @@ def main(arguments: list[str]) -> int:
     chosen = _target(options)
     refuse_overwriting((options.json,), (chosen.file,))
     _refuse_blind(chosen, settings)
-    for hint in (*misspelt(_words(chosen, settings)), *_misplaced(chosen)):
-        warn(hint)
     if options.launch == Lane.GPU and (reason := why_no_gpus(settings.ranks)):
         raise UserError(f"--launch gpu: {reason}. Leave it out to probe on the CPU")
     refuse_without_torch("probe", *NEEDED[1:])
@@ -278,8 +269,8 @@ def _target(options: argparse.Namespace) -> Target:
 
 def _refuse_blind(chosen: Target, settings: Settings) -> None:
     """Refuse arguments that are the same in all layouts: such runs could not be compared."""
-    words = _words(chosen, settings)
-    placeholders = names(words)
+    others = (settings.save or "", settings.resume or "")
+    placeholders = names((*chosen.arguments, *chosen.constants.values(), *others))
     only_relations = settings.relations and not settings.layouts
     if not (only_relations or placeholders & {"rows", "total"} or settings.same_rows):
         raise UserError(
@@ -287,24 +278,7 @@ def _refuse_blind(chosen: Target, settings: Settings) -> None:
             "train.py --batch-size {rows} --accum {k}, or --set batch_size={rows} before train.py "
             "if it has no argument for that. If its batch size is that of all ranks: {rows*ranks}, "
             "or {total} if it is that of all ranks and micro-batches"
-            + "".join(f". {hint}" for hint in (*misspelt(words), *_misplaced(chosen)))
         )
-
-
-def _words(chosen: Target, settings: Settings) -> list[str]:
-    """The words that may have placeholders."""
-    others = (settings.save or "", settings.resume or "")
-    return [*chosen.arguments, *chosen.constants.values(), *others]
-
-
-def _misplaced(chosen: Target) -> list[str]:
-    """A hint for each option of ours that no script has, if it comes after the script."""
-    words = dict.fromkeys(word.partition("=")[0] for word in chosen.arguments)
-    return [
-        f"{word} after the script: it is the script's. Write options of probe before the script"
-        for word in words
-        if word in OURS_ALONE
-    ]
 
 
 def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) -> Answers:

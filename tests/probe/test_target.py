@@ -8,7 +8,7 @@ import pytest
 
 from harness.system.errors import UserError
 from harness.training.probe.layouts import Settings
-from harness.training.probe.target import Target, misspelt, names, target
+from harness.training.probe.target import Target, names, target
 
 VALUES = {
     "rows": 4, "total": 24, "k": 3, "ranks": 2, "micro_batches": 6, "dir": "/checkpoints", "at": 2,
@@ -85,14 +85,6 @@ def test_the_placeholders_of_a_command_are_known_by_name() -> None:
     for word in ("{rows/2}", "{rows+1}", "{2*dir}", "{rows*x}", "{(rows*2)}"):
         with pytest.raises(UserError, match="write a placeholder"):
             names([word])
-
-
-def test_a_name_in_braces_that_is_almost_a_placeholder_is_named() -> None:
-    words = ["--bs={row}", "{K}", "{row}", "{rows}", "{other}", "a{2}", '{"rank": {}}', "{n}"]
-    assert misspelt(words) == [
-        "{row} is no placeholder: did you mean {rows}?",
-        "{K} is no placeholder: did you mean {k}?",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ number of ranks.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import shlex
@@ -24,10 +23,6 @@ PLACEHOLDERS = (*NUMBERS, "dir")
 _FACTOR = rf"\s*(?:{'|'.join(NUMBERS)}|\d+)\s*"
 PLACEHOLDER = re.compile(rf"\{{(dir|{_FACTOR}(?:\*{_FACTOR})*)\}}")
 """A placeholder, or a product of placeholders and whole numbers, such as {rows*1024}."""
-
-IN_BRACES = re.compile(r"\{\s*(\w+)\s*\}")
-CLOSE = 0.75
-"""How alike a name must be to a placeholder, to count as a typing error."""
 
 OTHER = re.compile(r"\{([\w\s()]*[-+*/%][-+*/%\w\s().]*)\}")
 """Arithmetic in braces."""
@@ -115,16 +110,6 @@ def names(words: Iterable[str]) -> set[str]:
                 "product with whole numbers, such as {rows*1024}"
             )
     return placeholders & set(PLACEHOLDERS)
-
-
-def misspelt(words: Iterable[str]) -> list[str]:
-    """A hint for each name in braces that looks like a placeholder: {row}, {K}."""
-    hints = []
-    for name in dict.fromkeys(name for word in words for name in IN_BRACES.findall(word)):
-        close = difflib.get_close_matches(name.lower(), PLACEHOLDERS, n=1, cutoff=CLOSE)
-        if close and name not in PLACEHOLDERS:
-            hints.append(f"{{{name}}} is no placeholder: did you mean {{{close[0]}}}?")
-    return hints
 
 
 def target(words: Sequence[str]) -> Target:
