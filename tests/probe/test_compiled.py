@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from harness.system.files import ROOT
-from harness.training.probe.compare.plausibility import COMPILED
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
 
@@ -79,15 +78,6 @@ def test_a_right_loop_that_compiles_with_dropout_is_right(probing: Probing, how:
     assert not refused(answers)
     assert first_broken(answers) == {}
     assert not [note for note in answers.notes if "dropout" not in note]
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_a_compiler_that_changes_the_gradient_is_noted(probing: Probing) -> None:
-    how = "run = torch.compile(DDP(model), backend=halved)"
-    text = SCRIPT.replace("HOW", how).replace(DRAWS, "")
-    answers = probing(text, "{rows}", Settings(layouts=(RANKS,)))
-    assert any(note.startswith(COMPILED) for note in answers.notes)
 
 
 @pytest.mark.launch

@@ -70,14 +70,10 @@ def notes_on_run(run: Run, baseline: Reference) -> Iterator[str]:
             yield "after the resume, dropout draws other numbers than without the stop"
 
 
-def notes_on_reference(
-    baseline: Reference, perturbed: list[Run], layouts: Iterable[Compared]
-) -> Iterator[str]:
+def notes_on_reference(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
     """Notes on the reference, which all layouts are compared with."""
     yield from baseline.steps[0]["unlike"]
     yield from plausibility.notes_on_steps(baseline.steps)
-    if all(found.layout.kind != COMPILE for found in layouts):  # otherwise that layout says it
-        yield from plausibility.note_on_compiler(baseline)
     if shims := baseline.steps[0]["shims"]:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
     if loss_note := losses.note_on_loss(baseline.steps[0]["own"]):

@@ -85,7 +85,7 @@ def notes_on_other(session: Session, run: Run, base: Layout) -> list[str]:
     notes = list(remarks(run))
     if (run.layout.world, run.layout.k) == (base.world, base.k):
         baseline = Reference.of(as_one(run, session.settings.same_rows), [])
-        notes += relevant(notes_on_reference(baseline, [], []), [])
+        notes += relevant(notes_on_reference(baseline, []), [])
     return notes
 
 

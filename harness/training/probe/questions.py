@@ -9,14 +9,12 @@ from pathlib import Path
 from harness.rank.compare import without_warnings
 from harness.training.probe import modes, slopes
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.comparison import Compared, compare, refuse_unusable
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
 from harness.training.probe.compare.whole_run import checkpoints, epoch, evaluation, schedule
 from harness.training.probe.layouts import (
     AGAINST,
-    COMPILE,
     MODES,
     RANKS_RESUME,
     SAMPLES,
@@ -48,11 +46,6 @@ LEAST_DECIDED = 1e-3
 VAIN = (
     "hardly a gradient of the reference is more than rounding, so nothing can be compared: are "
     "all its rows equal?"
-)
-
-VAIN_COMPILED = (
-    "the gradient of the compiled reference is not that of eager code, with which probe measures "
-    "rounding, so nothing can be compared"
 )
 
 
@@ -90,8 +83,6 @@ def probe(
         reference=base.name,
     )
     in_other = answers.other = Answers("", same_rows=settings.same_rows)
-    odd_compiler = plausibility.unlike_eager(baseline)
-    vain = (VAIN_COMPILED if odd_compiler else VAIN) if undecided else ""
     runs: dict[bool, list[Run]] = {False: [reference_run], True: []}
     """By whether they are in the other environment."""
     in_modes = list(modes.layouts(settings, ranks))
@@ -108,8 +99,8 @@ def probe(
             if is_other and not run.failure:
                 in_other.releases, in_other.imported = run.releases, run.imported
                 in_other.notes += notes_on_other(session, whole_run, base)
-            if comparison.as_reference and not (odd_compiler and layout.kind == COMPILE):
-                comparison.no_answer = vain
+            if undecided and comparison.as_reference:
+                comparison.no_answer = VAIN
             if layout.why and comparison.no_answer:
                 answers.unanswered[layout.kind] = comparison.no_answer
                 continue
@@ -125,7 +116,7 @@ def probe(
     answers.written = runner.written
     if other is not None:
         answers.written.add(other.written)
-    own_notes = [*remarks(reference_run), *notes_on_reference(baseline, perturbed, answers.layouts)]
+    own_notes = [*remarks(reference_run), *notes_on_reference(baseline, perturbed)]
     others = of_other_alone(in_other.notes, own_notes, settings.against)
     answers.notes += [*own_notes, *others]
     if ends and (note := slopes.note_on_slope(slopes.slopes(session, baseline))):

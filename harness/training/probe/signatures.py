@@ -36,7 +36,6 @@ FILE = "probe.json"
 
 SUSPECT = (
     losses.OWN,
-    plausibility.COMPILED,
     plausibility.OUTSIDE,
     losses.SHIFTED,
     losses.ENDLESS,

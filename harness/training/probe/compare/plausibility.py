@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from harness.bugs.api.numbers import near
 from harness.detectors.arithmetic import MOVED, begins_with_jump, count_moved, step_by_formula
 from harness.detectors.rows import have_same_order
-from harness.rank.compare import Named, are_near, length, norm, share
+from harness.rank.compare import Named, length, norm, share
 from harness.rank.probe.recording.parameters import COPY
 from harness.system.text import count, several
-from harness.training.probe.compare.reference import Reference, rows_of, unclipped
+from harness.training.probe.compare.reference import rows_of, unclipped
 from harness.training.probe.runner import Step
 
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
@@ -25,7 +25,6 @@ UNHELD, UNSTEPPED = "no optimizer has", "an optimizer never steps"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
 OUTSIDE = "weights change outside of optimizer.step"
-COMPILED = "compiled, the first gradient is"
 """How the notes begin: by these words a recorded note is recognised, however it goes on."""
 
 STALE = "was it made before the model was wrapped, sharded or replaced?"
@@ -41,9 +40,6 @@ LARGEST = 1e19
 
 PLAIN = {"dampening": 0, "maximize": False, "nesterov": False, "correct_bias": True}
 """The settings with which the first step of SGD or Adam is the formula's."""
-
-LIKE_EAGER = 0.05
-"""How far a gradient may be from that of eager code, as a part of its norm."""
 
 COARSE = 1e-5
 """From this ulp of 1 on, weights are in 16 bits."""
@@ -135,28 +131,6 @@ def why_nothing_is_trained(steps: Sequence[Step]) -> str:
     else:
         return ""  # a loop may move weights itself, as a line search does
     return f"{why}, so it trains nothing, and no layout can differ"
-
-
-def note_on_compiler(baseline: Reference) -> Iterator[str]:
-    """A note if the first gradient of a compiled loop is not that of the same loop without a
-    compiler."""
-    step = baseline.steps[0]
-    if unlike_eager(baseline) and not step["draws"]:
-        part = share(step["grad"], baseline.rounded[0][0]["grad"])
-        aside = f", {part.aside:.0%} of it in another direction" if not part.is_factor else ""
-        text = f"times that of the same loop without torch.compile{aside}"
-        yield f"{COMPILED} {part.ratio:.4g} {text}"
-
-
-def unlike_eager(baseline: Reference) -> bool:
-    """Whether the first gradient of a compiled reference is not that of the perturbed runs, which
-    compile nothing and agree with each other."""
-    step, eager = baseline.steps[0], [run[0]["grad"] for run in baseline.rounded if run]
-    if not step.get("compiled") or len(eager) < 2 or not norm(eager[0]):
-        return False
-    plain, again = eager[:2]
-    agree = are_near(plain, again, LIKE_EAGER)
-    return agree and not are_near(step["grad"], plain, LIKE_EAGER)
 
 
 def left_in_evaluation(steps: Sequence[Step]) -> Iterator[str]:
