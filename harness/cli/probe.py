@@ -50,7 +50,6 @@ from harness.check import environment, interpreter
 from harness.cli import NAME, Arguments, patches, refuse_twice
 from harness.cli._values import (
     STANDARD_OUTPUT,
-    number,
     output,
     refuse_overwriting,
     seconds,
@@ -152,8 +151,6 @@ def _parser() -> Arguments:
     option("--layouts", f"a comma-separated part of {','.join(LAYOUTS)}", _names(LAYOUTS))
     text = "set a constant of the script that has no argument, such as batch_size={rows}"
     option("--set", text, action="append", default=[], metavar="NAME=VALUE")
-    text = "begin from weights that are moved by SIZE times their size, such as 0.1"
-    option("--perturb", text, number(0, 100), metavar="SIZE")
     text = (
         f"a comma-separated part of {','.join(RELATIONS)}: is the script's model right? Without "
         "--layouts nothing else is asked"

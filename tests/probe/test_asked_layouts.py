@@ -60,14 +60,6 @@ def test_a_script_that_needs_two_ranks_is_compared_with_two(probing: Probing, bu
 
 
 @pytest.mark.launch
-@pytest.mark.slow
-def test_all_layouts_begin_from_the_same_moved_weights(probing: Probing) -> None:
-    answers = probing("ddp.py", GIVEN, Settings(layouts=(RANKS,), perturb=0.3))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
-
-
-@pytest.mark.launch
 def test_a_schedule_of_another_length_is_found_behind_its_warmup(probing: Probing) -> None:
     settings = Settings(layouts=(ACCUMULATION,))
     bug = [*f"{GIVEN} --decay-over 30 --bug".split(), "schedule counts micro-batches"]

@@ -165,9 +165,9 @@ def test_a_number_that_no_layout_can_have_is_a_mistake_of_the_command(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [(o, v) for o in ("--perturb", "--at") for v in ("-1", "nan", "inf", "1e400", "x")]
+    [("--at", v) for v in ("-1", "nan", "inf", "1e400", "x")]
     + [("--timeout", v) for v in ("-1", "nan", "0", "x")]
-    + [("--perturb", "1e30"), ("--at", "0")],
+    + [("--at", "0")],
 )
 def test_other_numbers_are_checked_too(
     option: str, value: str, capsys: pytest.CaptureFixture[str]

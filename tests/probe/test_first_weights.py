@@ -18,7 +18,7 @@ def carry_over(rank: int, folder: Path) -> None:
 
     weight = distribute_tensor(torch.zeros(5, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
     noise = Noise(exchange.Assignment("", False, [], "", "", shift=str(folder / "shift")))
-    noise.move("weight", weight, of_engine=False)
+    noise.move("weight", weight)
     if not torch.equal(weight.full_tensor(), torch.arange(10.0).reshape(5, 2)):
         raise AssertionError("it has other values")
 

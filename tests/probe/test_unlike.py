@@ -169,7 +169,7 @@ model.append(DeadAndFrozen())
 def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(probing: Probing) -> None:
     """A dead layer has the gradient 0 in all layouts, whatever they do with gradients."""
     text = (SCRIPTS / "ddp.py").read_text().replace("\n@dataclass", DEAD_AND_FROZEN, 1)
-    settings = Settings(layouts=("ranks",), perturb=0.1)
+    settings = Settings(layouts=("ranks",))
     answers = probing(text, "--batch-size {rows}", settings)
     assert not refused(answers)
     assert first_broken(answers) == {}

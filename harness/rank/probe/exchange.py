@@ -59,8 +59,6 @@ class Assignment(Task):
     """A file with tensors to add to the weights before the first step."""
     constants: Mapping[str, str] = field(default_factory=dict)
     """By name, the values of constants of the script."""
-    move: float = 0.0
-    """By how much of their size to move the weights before the first step."""
     bugs: str = ""
     """A file with the bugs of the catalogue and their conditions; empty not to ask for them."""
     on_cpu: bool = False

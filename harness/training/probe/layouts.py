@@ -66,8 +66,6 @@ class Settings:
     """What need not be compared: ``samples``."""
     reference_ranks: int = 1
     """Ranks of the reference, for a script that does not run on one."""
-    perturb: float = 0.0
-    """By how much of their size all layouts move the weights that they begin with."""
     relations: tuple[str, ...] = ()
     """Of RELATIONS; if no layouts are chosen, nothing but these is asked."""
     against: str = ""

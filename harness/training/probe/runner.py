@@ -268,7 +268,6 @@ class Runner:
             rows=0 if layout.resumed and not self._time_first else settings.rows // divided,
             shift=shift,
             constants=self.target.filled_constants(values),
-            move=0.0 if layout.resumed else settings.perturb,
             bugs=settings.bugs,
             on_cpu=self.lane is Lane.CPU and not self.as_written,
             folders=self._folders,

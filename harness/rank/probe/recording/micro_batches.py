@@ -228,7 +228,7 @@ class MicroBatches:
             reshard(module)
         for name, parameter in self.names.learn(module):
             if new:
-                self._noise.move(name, parameter, self.engine is not None)
+                self._noise.move(name, parameter)
             if id(parameter) in self._hooked or not parameter.requires_grad:
                 continue
             if self._is_small and self.engine is None and not hasattr(parameter, "full_tensor"):

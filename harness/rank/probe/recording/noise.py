@@ -9,7 +9,7 @@ from typing import Any
 from harness.rank.compare import ulp
 from harness.rank.probe import exchange
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.recording.parameters import add, perturb
+from harness.rank.probe.recording.parameters import add
 from harness.rank.training.layouts import local
 
 
@@ -20,7 +20,7 @@ class Noise:
         import torch
 
         self._moved: set[int] = set()
-        self._move, file = assignment.move, assignment.shift
+        file = assignment.shift
         self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
         self._generator: Any = None
         if assignment.perturb is not None:
@@ -31,17 +31,12 @@ class Noise:
         """Whether weights, outputs and gradients move by ulps."""
         return self._generator is not None
 
-    def move(self, name: str, parameter: Any, of_engine: bool) -> None:
-        """Move a weight before the first step. A fault may not show where a training begins, so
-        --perturb moves the weights at random. A weight that gets another name moves once."""
+    def move(self, name: str, parameter: Any) -> None:
+        """Move a weight before the first step. One that gets another name moves once."""
         import torch
 
         new = id(parameter) not in self._moved
         self._moved.add(id(parameter))
-        if self._move and of_engine:
-            raise RuntimeError("--perturb cannot move the weights of DeepSpeed's optimizers")
-        if self._move and new:
-            perturb(parameter, self._move)
         with torch.no_grad():
             mine = local(parameter)
             if self.is_random and new and mine.is_floating_point():

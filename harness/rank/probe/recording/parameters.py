@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
-from zlib import crc32
 
 from harness.rank.probe.recording.shards import assembled, divided
 from harness.rank.training.layouts import local
@@ -28,20 +27,6 @@ def full(tensor: Any) -> Any:
 def norm(norms: Iterable[float]) -> float:
     """The norm of several tensors, of their norms."""
     return float(sum(each**2 for each in norms) ** 0.5)
-
-
-def perturb(parameter: Any, size: float) -> None:
-    """Move a parameter at random by ``size`` times the root mean square of its values; a collective
-    for a DTensor. The values themselves are the seed."""
-    import torch
-
-    if not parameter.is_floating_point():
-        return
-    whole = full(parameter)
-    generator = torch.Generator().manual_seed(crc32(whole.numpy().tobytes()))
-    scale = size * float(whole.square().mean().sqrt())
-    change = scale * torch.randn(whole.shape, generator=generator)
-    add(parameter, change)
 
 
 def add(parameter: Any, change: Any) -> None:
