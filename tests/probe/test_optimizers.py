@@ -6,7 +6,7 @@ import pytest
 
 from harness.system.errors import Inconclusive
 from harness.training.probe.answers import Answers
-from harness.training.probe.compare.plausibility import STALE, UNHELD, UNSTEPPED
+from harness.training.probe.compare.plausibility import STALE, UNHELD
 from harness.training.probe.compare.relations import UNHELD as RELATION
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, layout, refused
@@ -65,8 +65,6 @@ def after():
 """
 TWO = "optimizers = [AdamW(body.parameters(), 1e-2), AdamW(head.parameters(), 1e-2)]"
 FROZEN = "body.requires_grad_(False); optimizers = [AdamW(head.parameters(), 1e-2)]"
-IDLE = f"{TWO}; optimizers[1].step = lambda: None"
-SELDOM = f"{TWO}; optimizers[1].step = lambda do=optimizers[1].step: step % 2 and do()"
 STALE_ALL = "optimizers = [AdamW(copy.deepcopy(model).parameters(), 1e-2)]"
 STALE_BODY = """
 old = copy.deepcopy(body)
@@ -113,22 +111,6 @@ def test_parameters_that_no_optimizer_has_are_noted(probing: Probing, how: str, 
     (note,) = [note for note in answers.notes if note.startswith(UNHELD)]
     assert text in note
     assert first_broken(answers) == {}
-
-
-@pytest.mark.parametrize(
-    ("how", "beginning"),
-    [
-        (IDLE, f"{UNSTEPPED}, although the others take 4 steps and 1.weight, 1.bias get"),
-        pytest.param(SELDOM, "", marks=pytest.mark.slow),
-    ],
-)
-def test_weights_whose_optimizer_never_steps_are_noted(
-    probing: Probing, how: str, beginning: str
-) -> None:
-    notes = probed(probing, how).notes
-    found = [note for note in notes if note.startswith(UNSTEPPED)]
-    assert len(found) == bool(beginning)
-    assert not found or found[0].startswith(beginning)
 
 
 @pytest.mark.slow

@@ -148,8 +148,6 @@ class Watch:
     def _before_step(self, event: events.Step) -> None:
         if self.engine is not None:
             return
-        if not self.record.is_open():
-            self.optimizers.pass_by(event.owner)
         self._end_if_done()
         if not self.record.is_open():
             return
@@ -170,7 +168,7 @@ class Watch:
     def _ready(self, event: events.Gradients) -> None:
         begun = self.model.root is not None or self.record.now["parts"] or event.in_closure
         if self.engine is None and begun:  # otherwise DeepSpeed makes its optimizer's state
-            self.optimizers.look(event.owner, self.model.names.items())
+            self.optimizers.look(self.model.names.items())
             self._look(self._optimized(event.owner))
 
     def _optimized(self, optimizer: Any) -> Optimized:
@@ -279,8 +277,7 @@ class Watch:
             return
         if self._saved_late:
             self._saved_late = False
-            return
-        if self.assignment.saves or not self.optimizers.awaits():
+        else:
             self.done()
 
 

@@ -43,7 +43,6 @@ SUSPECT = (
     plausibility.APPLIED_FIRST,
     plausibility.NOT_STEPPED,
     plausibility.UNHELD,
-    plausibility.UNSTEPPED,
     plausibility.CLIPPED,
     plausibility.IN_EVALUATION,
     plausibility.LOST,

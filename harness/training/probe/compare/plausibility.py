@@ -21,7 +21,7 @@ from harness.training.probe.runner import Step
 FALLS, APPLIED_FIRST = "the learning rate falls", "the first step applied"
 CLIPPED = "clipping saw a gradient of norm"
 IN_EVALUATION = "the model is trained in evaluation mode"
-UNHELD, UNSTEPPED = "no optimizer has", "an optimizer never steps"
+UNHELD = "no optimizer has"
 LOST, SAME_ORDER = "the steps moved only", "the second epoch has the rows of the first"
 NOT_STEPPED = "the model computes with other weights than it trains:"
 OUTSIDE = "weights change outside of optimizer.step"
@@ -89,13 +89,7 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
 
 def _note_on_unheld(step: Step) -> Iterator[str]:
     """A note on parameters of the reference that get gradients and stay as they are, because no
-    optimizer has them, or because theirs never steps."""
-    idle, steps = step.get("unstepped", ((), 0))
-    if idle:
-        yield (
-            f"{UNSTEPPED}, although the others take {steps} steps and {several(idle)} get "
-            "gradients. No fault if it steps seldom on purpose"
-        )
+    optimizer has them."""
     if unheld := step.get("unheld"):
         purpose = ". No fault if the others are trained alone on purpose"
         yield unheld_in_words(step, unheld) + ("" if step["strangers"] else purpose)
