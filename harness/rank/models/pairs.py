@@ -13,6 +13,9 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import distributed as dist
+
 from harness.rank import forks, gpu_places
 from harness.rank.forks import Child, Children
 from harness.rank.models.answer import Answer, AnswerStatus, answer_of, no_answer
@@ -75,16 +78,12 @@ def _check(name: str, subject: Subject, rank: int, folder: Path) -> None:
     else:
         answer = _move(subject) or ask_alone(name, subject)
     if answer.status is AnswerStatus.RIGHT and on_gpus():
-        import torch
-        from torch import distributed as dist
-
         dist.barrier()  # NCCL aborts a rank whose peer leaves while its GPU still works
         torch.cuda.synchronize()
     forks.report(answer.to_json())
 
 
 def _join(rank: int, folder: Path) -> None:
-    from torch import distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
@@ -101,8 +100,6 @@ def _move(subject: Subject) -> Answer | None:
     if not on_gpus():
         return None
     try:
-        import torch
-
         # A fork has no pool of threads until this makes one. Otherwise the threads of autograd, one
         # for each GPU, do so at the same time, and torch ends the process.
         torch.set_num_threads(1)

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.rank.compare import SAFE, Array, Named, Spread, length, ulp
 from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.heads import CAUSAL, HEADS, Head, Labels
@@ -139,8 +141,6 @@ class Subject:
 
 
 def seed(number: int = SEED) -> None:
-    import torch
-
     torch.manual_seed(number)
 
 
@@ -174,8 +174,6 @@ def _part_of(output: Any, name: str) -> Any:
 
 def logits(module: Any, inputs: Batch, *, other_seed: bool = False) -> Any:
     """The logits of a pass without gradients, as an array."""
-    import torch
-
     with torch.no_grad():
         scores = logits_of(run(module, inputs, other_seed=other_seed))
     return arrays({"": scores})[""]
@@ -199,8 +197,6 @@ def gradients(module: Any) -> Named:
 @contextlib.contextmanager
 def ulp_away(module: Any, number: int) -> Iterator[None]:
     """Move each weight by -1, 0 or +1 ulp within the context; restore it afterwards."""
-    import torch
-
     generator = torch.Generator().manual_seed(number)
     floats = [p for p in module.parameters() if p.is_floating_point()]
     before = [p.detach().clone() for p in floats]

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.rank.models import architectures
 from harness.rank.models.answer import NoAnswer
 from harness.rank.models.heads import HEADS, Head, Labels, Word, parsed
@@ -51,8 +53,6 @@ def _constructed(name: Word) -> Any:
 
 def _model_and_batch(name: Word) -> tuple[Any, dict[str, Any]]:
     """A model with moved weights, and a batch."""
-    import torch
-
     module = _constructed(name)
     seed()
     with torch.no_grad():
@@ -64,8 +64,6 @@ def _model_and_batch(name: Word) -> tuple[Any, dict[str, Any]]:
 
 def _batch(head: Head, config: Any) -> dict[str, Any]:
     """The inputs of a model with a head."""
-    import torch
-
     if head.pixels:
         size = getattr(config, "image_size", None) or IMAGE
         height, width = size if isinstance(size, (list, tuple)) else (size, size)

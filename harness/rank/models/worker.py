@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from harness.rank import forks, shims, supervisor
 from harness.rank.models.answer import Answer
+from harness.rank.models.pairs import DEVICE
 from harness.rank.models.pool import ask_all, tasks
 from harness.rank.models.relations import QUESTIONS
 
@@ -36,6 +37,7 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    os.environ[DEVICE] = request["device"]
     with forks.importing():
         _import(request["shims"])
     # An overlay has no bytecode of most models, and is sealed.

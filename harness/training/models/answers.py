@@ -15,7 +15,6 @@ from typing import Any, TextIO
 from harness.bugs.api.spec import Lane
 from harness.rank import shims
 from harness.rank.models.answer import Row, answer_of
-from harness.rank.models.pairs import DEVICE
 from harness.rank.supervisor import PARENT
 from harness.run.launch import NOT_INHERITED
 from harness.system import machine
@@ -49,7 +48,6 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Some models ask CUDA in a pass. The ranks, which are forked later, could not train then."""
 
 ON_GPUS = {
-    DEVICE: "cuda",
     "DS_ACCELERATOR": "cuda",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # the same product twice has the same result
 }
@@ -78,6 +76,7 @@ def ask(asking: Asking, report: Callable[[Row], object]) -> list[Row]:
     request = {
         "models": list(asking.models),
         "relations": list(asking.relations),
+        "device": "cuda" if asking.lane is Lane.GPU else "cpu",
         "jobs": asking.jobs if asking.lane is Lane.CPU else 1,
         "limit": asking.limit,
         "shims": [point.name for point in shims.needed(asking.releases.packages, asking.lane)],

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.subject import Subject, logits
 from harness.system.text import count
@@ -28,8 +30,6 @@ def saved(subject: Subject) -> Path:
 
 def loaded(subject: Subject, folder: Path, dtype: Any = None, **settings: Any) -> Any:
     """Load the model of a checkpoint, in evaluation mode."""
-    import torch
-
     cls, config = type(subject.module), type(subject.config)
     # EXAONE has LLaMA's class and a config of its own.
     if getattr(cls, "config_class", config) is not config:
@@ -40,8 +40,6 @@ def loaded(subject: Subject, folder: Path, dtype: Any = None, **settings: Any) -
 
 def save_load(subject: Subject) -> str | None:
     """A loaded model has the weights, buffers and ties of the saved one, in fp32 and bf16."""
-    import torch
-
     module = subject.module
     again = loaded(subject, saved(subject))
     _require_same(again, module, "in fp32")
@@ -56,8 +54,6 @@ def save_load(subject: Subject) -> str | None:
 
 def _require_same(model: Any, original: Any, where: str) -> None:
     """Raise Wrong unless two models have the same parameters, buffers and ties."""
-    import torch
-
     tensors = dict(_tensors(model))
     for name, tensor in _tensors(original):
         copy = tensors.get(name)
@@ -85,8 +81,6 @@ def _ties(module: Any) -> set[frozenset[str]]:
 
 def fp32_kept(subject: Subject) -> str | None:
     """A model loaded in bf16 keeps in fp32, unchanged, what must stay in fp32."""
-    import torch
-
     half = loaded(subject, saved(subject), torch.bfloat16)
     originals = dict(_tensors(subject.module))
     must = must_stay(half)
@@ -121,8 +115,6 @@ def must_stay(module: Any) -> Callable[[str], bool]:
 
 def _lost(tensor: Any, original: Any) -> str:
     """How a tensor differs from its fp32 original; empty if it does not."""
-    import torch
-
     if tensor.dtype != torch.float32:
         away = float((tensor.float() - original).abs().max())
         return f"is {str(tensor.dtype).removeprefix('torch.')}, off by up to {away:.3g},"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from harness.detectors.rows import IGNORED
 from harness.rank.models.answer import NoAnswer, Refused, Wrong
 from harness.rank.models.heads import Labels
@@ -32,7 +34,6 @@ NOT_SHIFTED = "labels are not shifted inside"
 def loss(subject: Subject) -> str | None:
     """The loss is the mean cross-entropy of the model's logits and the labels. In a causal language
     model, each token predicts the next label."""
-    import torch
     from torch.nn.functional import cross_entropy
 
     reason = OTHER_LOSSES.get(getattr(subject.config, "model_type", ""))
@@ -65,8 +66,6 @@ def loss(subject: Subject) -> str | None:
 
 def accumulation(subject: Subject) -> str | None:
     """Micro-batches add up to the full gradient if each gets the number of labels in all."""
-    import torch
-
     if getattr(subject.module, "accepts_loss_kwargs", True) is False:
         raise Refused("it declares accepts_loss_kwargs = False, so that the Trainer knows")
     parameters = inspect.signature(subject.module.forward).parameters

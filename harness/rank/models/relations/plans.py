@@ -10,6 +10,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import distributed as dist
+
 from harness.rank.compare import Named
 from harness.rank.models.answer import NoAnswer
 from harness.rank.models.judging import arrays, require_equal, rounding
@@ -78,8 +81,6 @@ def _compare(subject: Subject, kind: str, how: Mapping[str, Any]) -> str:
 
 def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
     """Save the model and load its parts. Only the first rank writes, as in upstream's code."""
-    from torch import distributed as dist
-
     folder = subject.folder / name
     if dist.get_rank() == 0:
         subject.module.save_pretrained(folder)
@@ -89,8 +90,6 @@ def _split(subject: Subject, name: str, how: Mapping[str, Any]) -> Any:
 
 def _become(module: Any, values: Named) -> None:
     """Replace the weights by these values; by zeros where a value is missing."""
-    import torch
-
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.copy_(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy
+import torch
 
 from harness.rank.compare import SAFE, Array
 from harness.rank.models.answer import NoAnswer, Wrong
@@ -107,8 +108,6 @@ def _logits_of_row(subject: Subject, actual: Array, tokens: slice) -> Array:
 
 def _reads_first(subject: Subject, row: Any) -> bool:
     """Whether a head for rows uses only the model's output for the first token."""
-    import torch
-
     outputs: list[Any] = []
     width = row.shape[1]
 
@@ -184,8 +183,6 @@ def _runs(subject: Subject, name: str) -> bool:
 
 def _packed(subject: Subject) -> str:
     """How packed rows differ from single rows; empty if they do not."""
-    import torch
-
     rows = [_row(subject, 0), _row(subject, 1)]
     width = rows[0].shape[1]
     lengths = [_shorter(rows[0]), width - _shorter(rows[0])]
@@ -206,8 +203,6 @@ def _right_with_lengths(
     subject: Subject, packed: Any, positions: Any, lengths: list[int], expected: Array
 ) -> bool:
     """Whether the logits are right if we pass all that a flash-attention collator can pass."""
-    import torch
-
     ends = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
     longest = max(lengths)
     numbers = torch.cat([torch.full((size,), at) for at, size in enumerate(lengths)])
@@ -230,8 +225,6 @@ def _first_position(subject: Subject) -> int:
 
     Raises NoAnswer if the model counts in another way.
     """
-    import torch
-
     row = _row(subject, 0)
     expected = _alone(subject, row)
     positions = torch.arange(row.shape[1])[None]
@@ -244,8 +237,6 @@ def _first_position(subject: Subject) -> int:
 
 def generation(subject: Subject) -> str | None:
     """Tokens generated one by one with the cache have the same logits as in a single pass."""
-    import torch
-
     module = subject.module
     if not hasattr(module, "generate"):
         raise NoAnswer("the model has no generate")
@@ -313,22 +304,16 @@ def _shorter(row: Any) -> int:
 
 def _filled(subject: Subject, width: int) -> Any:
     """A row of padding."""
-    import torch
-
     padding = getattr(subject.config, "pad_token_id", None)
     filled = torch.full((1, width), padding if isinstance(padding, int) else 0)
     return filled.to(subject.tokens.device)
 
 
 def _ones(rows: int, width: int) -> Any:
-    import torch
-
     return torch.ones(rows, width, dtype=torch.long)
 
 
 def _stacked(*rows: Any) -> Any:
-    import torch
-
     return torch.cat(rows)
 
 

@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import distributed as dist
+
 from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.relations.checkpoints import must_stay
 from harness.rank.models.relations.replicas import halves, require_mean
@@ -28,8 +31,6 @@ def zero_init(subject: Subject) -> str | None:
 
     Buffers of floats are compared only if they must stay in fp32, see ``fp32_kept``.
     """
-    import torch
-
     deepspeed = _deepspeed()
     construct = subject.construct or (lambda: subject.make()[0])
     expected, again = _buffers(construct, 1), _buffers(construct, 2)
@@ -78,7 +79,6 @@ def _deepspeed() -> Any:
 @contextlib.contextmanager
 def _one_rank() -> Iterator[None]:
     """A process group with only this process."""
-    from torch import distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
@@ -108,8 +108,6 @@ def _known_to_transformers(settings: dict[str, Any]) -> Iterator[None]:
 
 def zero3(subject: Subject) -> str | None:
     """ZeRO stage 3 on 2 ranks gives the mean of both ranks' gradients."""
-    import torch
-
     deepspeed = _deepspeed()
     deepspeed.init_distributed("gloo", verbose=False)
     module = subject.module

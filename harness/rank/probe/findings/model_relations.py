@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.asking import ask_alone, guarded
 from harness.rank.models.relations.checkpoints import FREQUENCIES
@@ -49,8 +51,6 @@ def answers(names: Sequence[str], module: Any, batch: Mapping[str, Any]) -> dict
 def _rows(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Rows of one length without padding. A single row becomes two. Raises NoAnswer if they are
     too few or too short."""
-    import torch
-
     if IDS not in batch:
         raise NoAnswer(f"the model is not given {IDS}")
     ids, mask = batch[IDS], batch.get(MASK)
@@ -103,8 +103,6 @@ def _configured(module: Any) -> Any:
 
 def _new(module: Any, device: str) -> Any:
     """Construct a model of the same class and config, in fp32 on a device."""
-    import torch
-
     config = copy.deepcopy(module.config)
     config._attn_implementation = "eager"  # others refuse fp32, or a CPU
     before = torch.get_default_dtype()

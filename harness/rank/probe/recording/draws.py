@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from harness.rank.events import Patches, compiler_question
 from harness.rank.probe.recording.record import Record
 from harness.rank.probe.recording.samples import digest
@@ -82,8 +84,6 @@ class Draws:
 
 def _generator(tensor: Any) -> str:
     """The state of the generator of a tensor's device."""
-    import torch
-
     on_gpu = tensor.device.type == "cuda"
     return digest(torch.cuda.get_rng_state() if on_gpu else torch.get_rng_state())
 
@@ -91,8 +91,6 @@ def _generator(tensor: Any) -> str:
 def _seeded() -> str:
     """The state that the generators have after their last seed. A model may seed them in its call,
     as DeepSpeed's pipelines do before each layer: that draws nothing."""
-    import torch
-
     generator = torch.Generator().manual_seed(torch.initial_seed())
     on_gpu = []
     if torch.cuda.is_initialized():
@@ -103,7 +101,5 @@ def _seeded() -> str:
 
 def generators() -> str:
     """The state of the generators that a model may draw from."""
-    import torch
-
     on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return " ".join(map(digest, [torch.get_rng_state(), *on_gpu]))

@@ -8,6 +8,8 @@ from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from harness.detectors.rows import leaves
 from harness.rank.training.layouts import local
 from harness.rank.training.names import plain
@@ -27,8 +29,6 @@ class Finite:
 
     def look(self, root: Any, module: Any, output: Any) -> None:
         """Look at the output of a module that was called in a training step."""
-        import torch
-
         for _, tensor in leaves(output, is_dataclass):
             if not (isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
                 continue
@@ -62,8 +62,6 @@ def _called(root: Any, module: Any) -> str:
 
 def _in(tensor: Any) -> str:
     """The type of a tensor, if it has a small range."""
-    import torch
-
     return " in fp16" if tensor.dtype == torch.float16 else ""
 
 

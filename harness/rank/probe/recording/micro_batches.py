@@ -10,6 +10,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import torch
+
 from harness.detectors.arithmetic import Projection
 from harness.detectors.rows import leaves
 from harness.rank import events
@@ -94,8 +96,6 @@ class MicroBatches:
         return not self._evaluated.isdisjoint(parts)
 
     def _called(self, event: events.ModuleCall, call: Callable[[], Any]) -> Any:
-        import torch
-
         module, record = event.owner, self._record
         with self._call([module]) as outermost:
             is_batch, step, learns = False, record.now, torch.is_grad_enabled()
@@ -130,8 +130,6 @@ class MicroBatches:
         self, modules: Sequence[Any], call: Any, arguments: Sequence[Any], keywords: Any
     ) -> Any:
         """Call a compiled function: the first of its modules that trains is the model."""
-        import torch
-
         record = self._record
         with self._call(modules) as outermost:
             is_batch, step = False, record.now
@@ -168,8 +166,6 @@ class MicroBatches:
 
     def _look(self, module: Any, keywords: Mapping[str, Any], output: Any) -> None:
         """Record what is seen of a module's output, and of its gradient."""
-        import torch
-
         record = self._record
         if not record.steps and torch.is_grad_enabled():
             record.finite.look(self.root, module, output)
@@ -262,8 +258,6 @@ def _note_use(module: Any, output: Any, step: Step) -> None:
 
 def _on_gradient(output: Any, note: Callable[[], None]) -> bool:
     """Call a function when an output of the model gets a gradient; whether any can get one."""
-    import torch
-
     values = [value for _, value in leaves(output, is_dataclass)]
     outputs = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
     for tensor in outputs:

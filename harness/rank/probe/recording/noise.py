@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.rank.compare import ulp
 from harness.rank.probe import exchange
 from harness.rank.probe.exchange import Assignment
@@ -17,8 +19,6 @@ class Noise:
     """The moves of an assignment."""
 
     def __init__(self, assignment: Assignment) -> None:
-        import torch
-
         self._moved: set[int] = set()
         file = assignment.shift
         self._shift = exchange.loaded(Path(file).read_bytes()) if file else {}
@@ -33,8 +33,6 @@ class Noise:
 
     def move(self, name: str, parameter: Any) -> None:
         """Move a weight before the first step. One that gets another name moves once."""
-        import torch
-
         new = id(parameter) not in self._moved
         self._moved.add(id(parameter))
         with torch.no_grad():
@@ -46,8 +44,6 @@ class Noise:
 
     def nudged(self, output: Any) -> Any:
         """Move the output of a leaf module, and its gradient, by a random ulp."""
-        import torch
-
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return output
         if hasattr(output, "full_tensor"):

@@ -14,6 +14,8 @@ from dataclasses import is_dataclass
 from functools import cache, partial
 from typing import Any
 
+import torch
+
 from harness.detectors.rows import leaves
 from harness.rank import events
 from harness.rank.probe.recording.micro_batches import MicroBatches
@@ -54,7 +56,6 @@ class Places:
         events.instrument.on(events.ModuleCall, around=self._called)
 
     def _called(self, event: events.ModuleCall, call: Callable[[], Any]) -> Any:
-        import torch
         from torch.utils._pytree import tree_map_only
 
         record = self._record
@@ -149,8 +150,6 @@ class Places:
     def _watched(self, entry: dict[str, Any], label: str, value: Any) -> Any:
         """The argument as a view of its own: what the module itself adds to the gradient of a
         tensor is that of the view."""
-        import torch
-
         if not isinstance(value, torch.Tensor) or not value.requires_grad or value.is_leaf:
             return value
         if hasattr(value, "full_tensor"):
@@ -182,15 +181,11 @@ def _view(tensor: Any) -> Any:
 
 
 def _tensors(values: Any) -> Iterator[Any]:
-    import torch
-
     return (value for _, value in values if isinstance(value, torch.Tensor) and value.numel())
 
 
 def digest(tensor: Any, rows: int) -> Digest:
     """The digest of a tensor of a micro-batch with so many rows."""
-    import torch
-
     floats = tensor.is_floating_point()
     eps = torch.finfo(tensor.dtype).eps if floats else 0.0
     whole = full(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
@@ -216,8 +211,6 @@ def digest(tensor: Any, rows: int) -> Digest:
 @cache
 def _directions(count: int) -> Any:
     """Random signs, divided so that projections have the length of the vector on average."""
-    import torch
-
     generator = torch.Generator().manual_seed(count)
     signs = torch.randint(0, 2, (count, DIRECTIONS), generator=generator)
     return (2.0 * signs - 1).double() / DIRECTIONS**0.5

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass
 from typing import Any
 
+import torch
+
 from harness.detectors.rows import checksum, leaves
 from harness.rank.events import Patches, calling_frame
 from harness.rank.probe.recording.shards import assembled
@@ -70,8 +72,6 @@ class Returned:
 
 def _is_plain(tensor: Any) -> bool:
     """Whether a tensor has memory of its own: a DTensor has none."""
-    import torch
-
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_transformed()
 
 
@@ -168,7 +168,6 @@ def _tensors(
     arguments: Sequence[Any], keywords: Mapping[str, Any], returned: Container[Any]
 ) -> Iterator[tuple[str, Any]]:
     """The tensors of a call with their names or positions, on the CPU and readable by numpy."""
-    import torch
     from torch._C import _functorch as functorch
 
     for name, value in [*leaves(list(arguments), is_dataclass), *leaves(keywords, is_dataclass)]:
@@ -211,7 +210,6 @@ def draw_one_order() -> None:
     """Make every sampler that shuffles read the rows as they lie in the dataset, as one that does
     not shuffle reads them: Lightning shuffles on several ranks what one rank reads in sequence.
     Generators are in the same state afterwards as without that."""
-    import torch
 
     def draw(randperm: Any, /, *arguments: Any, **keywords: Any) -> Any:
         order = randperm(*arguments, **keywords)
