@@ -9,7 +9,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class Subject:
     construct: Callable[[], Any] | None = None
     """Makes the model with the weights of its own initialization."""
     head: Head = HEADS[CAUSAL]
-    kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def _model_and_batch(self) -> tuple[Any, dict[str, Any]]:

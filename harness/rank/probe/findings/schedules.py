@@ -60,21 +60,19 @@ class Schedules:
             pace = (counts[-1] - counts[0]) / steps
             if pace <= 0:
                 continue
-            begun = schedule.last_epoch - counts[-1]  # the script may have gone on
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return _lengths([*rates, *_ahead(schedule, pace, begun)])
+                return _lengths([*rates, *_ahead(schedule, pace)])
         return {}
 
 
-def _ahead(schedule: Any, pace: float, begun: int) -> Iterator[float]:
-    """The rates of the next steps, of whose calls the first are made already."""
+def _ahead(schedule: Any, pace: float) -> Iterator[float]:
+    """The rates of the next steps."""
     ends = time.monotonic() + MOST_SECONDS
     with suppress(Exception):  # one cycle of OneCycleLR ends with an error
         for number in range(MOST_STEPS):
-            for call in range(int(number * pace), int((number + 1) * pace)):
-                if call >= begun:
-                    schedule.step()
+            for _ in range(int(number * pace), int((number + 1) * pace)):
+                schedule.step()
             yield float(schedule.optimizer.param_groups[0]["lr"])
             if time.monotonic() > ends:
                 return
