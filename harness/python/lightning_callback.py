@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .watching import log_to_mlflow, start
-
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning import Callback
 else:
@@ -26,10 +24,6 @@ class LightningGuardCallback(Callback):  # type: ignore[misc]
         """Begin in this process, which may be another than the callback's. The optimizers are made
         later."""
         if stage == "fit":
-            start(**self._options)
+            import distributed_bugs
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Name the run of an MLFlowLogger, which is not MLflow's active one."""
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            if type(logger).__name__ == "MLFlowLogger":
-                log_to_mlflow(logger.experiment, logger.run_id)
+            distributed_bugs.guard(**self._options)

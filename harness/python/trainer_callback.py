@@ -6,8 +6,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .watching import start
-
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]
     """Watches the training: ``Trainer(..., callbacks=[GuardCallback()])``.
@@ -17,4 +15,6 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, **options: Any) -> None:
-        start(**options)
+        import distributed_bugs
+
+        distributed_bugs.guard(**options)

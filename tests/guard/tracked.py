@@ -21,8 +21,7 @@ End = Callable[[], Any]
 def tensorboard(folder: Path) -> tuple[Log, End]:
     from torch.utils.tensorboard import SummaryWriter
 
-    other, writer = SummaryWriter(str(folder / "other")), SummaryWriter(str(folder / "board"))
-    other.add_scalar("loss", 0.0, 0)
+    writer = SummaryWriter(str(folder / "board"))
     writer.add_scalar("loss", 0.0, 0)
 
     def end() -> Any:
@@ -56,52 +55,6 @@ def wandb(folder: Path) -> tuple[Log, End]:
         return {"names": names, "last": summary["guard/alarms"], "steps": step}
 
     return lambda step, loss: run.log({"loss": loss}), end
-
-
-def mlflow(folder: Path) -> tuple[Log, End]:
-    import mlflow
-
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
-    run = mlflow.start_run()
-
-    def end() -> Any:
-        mlflow.end_run()
-        data = mlflow.get_run(run.info.run_id).data
-        tags = {name: text for name, text in data.tags.items() if name.startswith("guard")}
-        return {"names": sorted(data.metrics), "alarms": tags, "last": data.metrics["guard/alarms"]}
-
-    return lambda step, loss: mlflow.log_metric("loss", loss, step), end
-
-
-def opentelemetry(folder: Path) -> tuple[Log, End]:
-    from opentelemetry import metrics, trace
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    reader, exporter = InMemoryMetricReader(), InMemorySpanExporter()
-    metrics.set_meter_provider(MeterProvider([reader]))
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-
-    def end() -> Any:
-        measured = {
-            metric.name: metric.data.data_points[0]
-            for resource in reader.get_metrics_data().resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
-        spans = exporter.get_finished_spans()
-        return {
-            "names": sorted(measured),
-            "alarms": [dict(span.events[0].attributes) for span in spans],
-            "last": measured["guard.alarms"].value,
-        }
-
-    return lambda step, loss: None, end
 
 
 def main() -> None:

@@ -47,7 +47,6 @@ from .checkpoints import (
 from .event import Event
 from .instrument import Instrument, Subscription, instrument
 from .patches import Patches, calling_frame, compiler_question, replace_everywhere
-from .reports import Report, Written
 from .steps import (
     Clip,
     EngineClip,
@@ -65,4 +64,4 @@ from .steps import (
     WrapperUnscale,
     ZeroGrad,
 )
-from .trainers import TrainerEnd, engine_of, is_engine, wrapper_of
+from .trainers import Report, TrainerEnd, engine_of, is_engine, wrapper_of

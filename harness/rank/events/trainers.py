@@ -1,4 +1,4 @@
-"""Finds what trains a model where that is no optimizer of torch alone."""
+"""What trains a model where that is no optimizer of torch alone, and what it reports."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ class TrainerEnd(Call):
     """transformers' Trainer has trained; the arguments are its settings, its state, and others."""
 
     places = (Place("transformers.trainer_callback", "CallbackHandler", "on_train_end"),)
+
+
+@dataclass
+class Report(Call):
+    """Numbers are reported to the user: they are among the arguments, or are what it returns."""
+
+    places = (
+        Place("transformers.trainer", "Trainer", "log"),
+        Place("accelerate.accelerator", "Accelerator", "log"),
+        Place("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar"),
+        Place("lightning.pytorch.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
+        Place("pytorch_lightning.loops.evaluation_loop", "_EvaluationLoop", "on_run_end"),
+    )
 
 
 def is_engine(module: Any) -> bool:

@@ -35,9 +35,3 @@ def start(settings: Settings | None = None) -> None:
         _guards.append(guard)
     except Exception as error:
         sys.stderr.write(f"guard: this process is not watched: {error!r}\n")
-
-
-def log_to_mlflow(client: Any, run_id: str) -> None:
-    """Send alarms to a run of MLflow that is not the active one of the thread that trains."""
-    for guard in _guards:
-        guard.account.trackers.use_mlflow(client, run_id)

@@ -54,7 +54,6 @@ class Guard:
         Checkpoints(*parts).subscribe()
         Merges(*parts).subscribe()
         rows.subscribe(fence)
-        account.subscribe()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=fence.note_fork)
         atexit.register(self.close)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...events import Written, instrument
 from ..check_table import NAMES
 from ..checks.common_rows import NAME as COMMON_ROWS
 from ..checks.views import Memory
@@ -27,7 +26,7 @@ from ..trainings.trainings import MOST_OPTIMIZERS, Trainings
 from .mailbox import Mailbox
 from .report import Report
 from .saved_states import SavedStates
-from .trackers import News, Trackers
+from .trackers import Trackers
 
 UNCOUNTED = {
     "": "guard did not see them",
@@ -83,14 +82,6 @@ class Account:
         self._clock = Clock()
         self._silent: list[int] = []
         """The ranks without which no check could be judged."""
-
-    def subscribe(self) -> None:
-        """Subscribe to what the script logs: its trackers get alarms, too."""
-
-        def wrote(event: Written) -> None:
-            self.trackers.wrote(event.owner)
-
-        instrument.on(Written, before=self.fence.guarded(wrote), when=self.fence.is_alive)
 
     def end(self) -> None:
         """Judge what is left, and tell the summary: the training is over."""
@@ -167,7 +158,7 @@ class Account:
             "guard/cost_percent": cost.percent,
             "guard/check_ms": 1000 * cost.each,
         }
-        self.trackers.send(News(steps, numbers, lines), is_last)
+        self.trackers.send(steps, numbers, lines, is_last)
 
     def _progress(self) -> tuple[int, Cost]:
         """The steps of the training that has the most, and what its checks have cost. A fault of

@@ -156,8 +156,6 @@ class StepEvents(Watch):
         has_targets = self.losses.targets_sum() is not None
         self._reads_inputs = world() > 1 and not (post.data.rows or post.data.epochs or has_targets)
         mailbox.send(training, post)
-        if not mailbox.rank:
-            self.account.trackers.look()
         if self.account.settings.check_only:
             mailbox.close()
             raise SystemExit(0)
