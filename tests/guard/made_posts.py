@@ -57,12 +57,11 @@ def _post(rank: int, ranks: int, mean: Tensor, before: Tensor) -> Post:
                 Update(number, size, [], 0.0, RATE, group) for number, size in enumerate(SIZES)
             ],
         ),
-        gradients=GradientFacts(
-            computed={"0": "float32", "1": "float32"}, used=[(0, 0, SIZES[0]), (1, 0, SIZES[1])]
-        ),
+        gradients=GradientFacts(computed={"0": "float32", "1": "float32"}),
         tensors={
             "computed": gradients(rank),
             "used": mean.clone(),
+            "places": torch.tensor([0, 0, SIZES[0], 1, 0, SIZES[1]]),
             "weights": after.clone(),
             "updates": torch.cat(values),
             "bits": sums(after),

@@ -11,6 +11,7 @@ from torch import nn
 
 from harness.rank.guard.checks.clipping import clipping
 from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.posting.packing import ParameterTable
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.sampling.clips import ClipOrder
 from harness.rank.guard.trainings.training import Training
@@ -24,7 +25,7 @@ OWN = 3.0, 4.0
 def view(rank: int, norm: float, of: Described, length: float, limit: float) -> View:
     post = Post(rank, 0, 1)
     post.tensors = {"norms": torch.tensor([length]), "clipped": torch.tensor([norm, limit])}
-    return View(post, [of], None)
+    return View(post, ParameterTable.of([of]), None)
 
 
 def described(name: str, begin: int = 0, end: int = 8, stages: int = 1) -> Described:
@@ -96,7 +97,7 @@ def test_copies_count_once_and_shared_weights_once_or_for_each_stage() -> None:
 def test_two_models_may_have_the_same_names() -> None:
     rank_view = view(0, 5.0, STAGES[0], 3.0, 1.0)
     rank_view.post.tensors["norms"] = torch.tensor([3.0, 4.0, 0.0])
-    both = View(rank_view.post, [STAGES[0]] * 3, None)
+    both = View(rank_view.post, ParameterTable.of([STAGES[0]] * 3), None)
     assert list(clipping([both], Memory())) == []
 
 

@@ -33,7 +33,8 @@ def test_weights_of_no_optimizer_are_compared_where_they_move(
         before = torch.linspace(-1, 1, sum(SIZES))
         post.tensors["weights"] = before + by[post.rank]
         post.tensors["bits"] = sums(post.tensors["weights"])
-        post.parameters.updates, post.gradients.used, post.gradients.computed = [], [], {}
+        post.parameters.updates, post.gradients.computed = [], {}
+        del post.tensors["places"]
         for parameter in post.parameters.described:
             parameter.optimized = False
 
@@ -127,7 +128,9 @@ def looks_at(*numbers: int) -> Change:
         post.gradients.computed = {
             str(number): post.gradients.computed[str(number)] for number in numbers
         }
-        post.gradients.used = [place for place in post.gradients.used if place[0] in numbers]
+        places = post.tensors["places"].reshape(-1, 3).tolist()
+        looked_at = [place for place in places if place[0] in numbers]
+        post.tensors["places"] = torch.tensor(looked_at).flatten()
         post.tensors["used"] = post.tensors["used"].split(SIZES)[numbers[0]]
         start = 2 * sum(SIZES[: numbers[0]])
         post.parameters.updates = [

@@ -167,7 +167,7 @@ def test_shards_have_parts_of_the_mean() -> None:
     def shard(post: Post, factor: float = 1.0) -> None:
         begin = 8 * post.rank
         post.parameters.described[0].begin, post.parameters.described[0].end = begin, begin + 8
-        post.gradients.used = [(0, begin, begin + 8)]
+        post.tensors["places"] = torch.tensor([0, begin, begin + 8])
         post.tensors["used"] = factor * post.tensors["used"][begin : begin + 8]
 
     assert judged(on_all(shard)) == []

@@ -84,7 +84,8 @@ def test_weights_that_the_loop_gave_no_optimizer_are_said() -> None:
         post.check, post.gradients.unheld = 3, ["bias"]
         post.tensors["bits"] = post.tensors["first_bits"].clone()
         post.parameters.described[1].optimized = False
-        post.gradients.used, post.parameters.updates = [], []
+        post.parameters.updates = []
+        del post.tensors["places"]
         if is_old:
             post.gradients.computed = {}
 

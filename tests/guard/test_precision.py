@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.rank.guard.checks.precision import precision
 from harness.rank.guard.checks.views import Memory, View
+from harness.rank.guard.posting.packing import ParameterTable
 from harness.rank.guard.posting.posts import Alarm, ParameterFacts, Post, Update
 from harness.rank.training.layouts import Described
 from tests.guard.conftest import Trainer
@@ -48,7 +49,7 @@ def views(
     post.tensors["updates"] = torch.cat([torch.cat([w[::4], g[::4]]) for w, g in parts])
     post.tensors["weights"] = after[::4]
     described = [Described(n, SIZE, SIZE, 0, SIZE, [], n, True, True, dtype) for n in NAMES]
-    return [View(post, described, None)]
+    return [View(post, ParameterTable.of(described), None)]
 
 
 def alarms(steps: list[list[View]]) -> list[Alarm]:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, RowMemory, View
 from harness.rank.guard.data.rows import Rows
+from harness.rank.guard.posting.packing import ParameterTable
 from harness.rank.guard.posting.posts import Pass, Post, RowFacts
 from tests.guard.test_rows import Numbers, OneOrder, read
 
@@ -48,7 +49,7 @@ def told_after(saved: Sequence[Pass], later: list[int], repeats: int = 1) -> lis
     rows.restart(goes_on=True)
     read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)), epochs=repeats)
     post = Post(0, 0, 1, data=RowFacts(passes=rows.passes()))
-    return [alarm.kind for alarm in samples([View(post, [], None)], memory)]
+    return [alarm.kind for alarm in samples([View(post, ParameterTable.of([]), None)], memory)]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -100,7 +101,8 @@ def test_epoch_after_a_load_has_another_order_than_the_one_before_the_save(
     read(second, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(later))))
     memory = Memory(data=RowMemory(orders=first.orders() if is_whole else []))
     post = Post(0, 0, 1, data=RowFacts(orders=second.resumed_orders()))
-    assert [alarm.kind for alarm in samples([View(post, [], None)], memory)] == kinds
+    view = View(post, ParameterTable.of([]), None)
+    assert [alarm.kind for alarm in samples([view], memory)] == kinds
     assert second.resumed_orders() == []
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import (
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, View
 from harness.rank.guard.data.rows import Rows
+from harness.rank.guard.posting.packing import ParameterTable
 from harness.rank.guard.posting.posts import Post, RowFacts
 from tests.guard.test_rows import Numbers, kinds, read
 
@@ -129,7 +130,7 @@ def alarm_kinds(
         alarms += kinds([one for rows in ranks for one in rows.alarms])
         for rows in ranks:
             rows.alarms.clear()
-        views = [View(post, [], None) for post in posts]
+        views = [View(post, ParameterTable.of([]), None) for post in posts]
         alarms += [alarm.kind for alarm in samples(views, memory)]
     return [*alarms, *memory.not_seen]
 
@@ -206,7 +207,7 @@ def test_ranks_may_have_datasets_of_their_own() -> None:
         data = Subset(Numbers(48), range(rank, 48, RANKS))
         read(rows, DataLoader(data, BATCH, shuffle=True), epochs=2)
     views = [
-        View(Post(r, 0, 1, data=RowFacts(passes=rows.passes())), [], None)
+        View(Post(r, 0, 1, data=RowFacts(passes=rows.passes())), ParameterTable.of([]), None)
         for r, rows in enumerate(ranks)
     ]
     assert list(samples(views, memory)) == []

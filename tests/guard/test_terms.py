@@ -51,8 +51,8 @@ def test_whole_losses_say_nothing_if_gradients_may_be_divided_later() -> None:
         whole(*(1.0,) * 4)(post)
         for parameter in post.parameters.described:
             parameter.left_out = "they are elsewhere"
-        post.gradients.computed, post.gradients.used = {}, []
-        del post.tensors["computed"], post.tensors["used"]
+        post.gradients.computed = {}
+        del post.tensors["computed"], post.tensors["used"], post.tensors["places"]
 
     assert alarms_of_step(change) == []
 

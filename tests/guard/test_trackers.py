@@ -19,10 +19,7 @@ from harness.system.files import ROOT
 from tests.overlays import lent_packages
 
 NUMBERS = {"guard/alarms": 1.0, "guard/cost_percent": 0.5, "guard/check_ms": 9.0}
-PACKAGES = {
-    "tensorboard": "2.21.0",
-    "wandb": "0.31.0",
-}
+PACKAGES = {"tensorboard": "2.21.0", "wandb": "0.31.0"}
 TEXT = (
     "step 1, rank 0: accumulation: the step counts the loss 2 times instead of once: as often as "
     "there are micro-batches (2 micro-batches, 1 rank)"

@@ -131,12 +131,12 @@ def _post(
 ) -> Post:
     looked = numbers or list(range(len(described)))
     post = Post(rank, 0, check, check, parameters=ParameterFacts("AdamW", numbers=numbers))
-    pieces = []
+    pieces, places = [], []
     for number, values in zip(looked, mean.split(counts), strict=True):
         parameter = described[number]
         low, high = Positions.of(parameter.numel, check).within(parameter.begin, parameter.end)
         if high > low:
-            post.gradients.used.append((number, low, high))  # type: ignore[attr-defined]
+            places += [number, low, high]
             pieces.append(values[low:high])
     post.gradients.computed = {str(number): "bfloat16" for number in looked}
     weights, values = [], []
@@ -151,10 +151,11 @@ def _post(
             values += [before, gradient, *state.values()]
             post.parameters.updates.append(Update(number, size, list(state), check, RATE, GROUP))
         weights.append(after)
-    texts = [hash(described[number].copy) for number in looked]
+    texts = [_bits(described[number]) for number in looked]
     post.tensors = {
         "computed": computed.contiguous(),
         "used": torch.cat(pieces) if pieces else torch.zeros(0),
+        "places": torch.tensor(places, dtype=torch.int64),
         "weights": torch.cat(weights),
         "updates": torch.cat(values) if values else torch.zeros(0),
         "bits": torch.tensor(texts) + check,
@@ -162,8 +163,12 @@ def _post(
     }
     if check == 1:
         post.parameters.described = described
-        post.tensors["first_bits"] = torch.tensor([hash(parameter.copy) for parameter in described])
+        post.tensors["first_bits"] = torch.tensor(list(map(_bits, described)))
     return post
+
+
+def _bits(parameter: Described) -> int:
+    return hash((parameter.name, parameter.copy))
 
 
 def damage(post: Post) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from . import checks
 from .check_table import CHECKS
-from .checks import together
 from .checks.accumulation import LOSS_NEAR, loss_count
 from .checks.checkpoints import checkpoints
 from .checks.replicas import copies, replicas
@@ -110,7 +109,7 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         averages = "the loop itself changes weights after a step, as local SGD does"
     if memory.apart.unreduced and any(view.post.loop.outer for view in views):
         averages = "another optimizer has the same parameters, as with DiLoCo"
-    tables = [together.table(view).columns for view in views]
+    tables = [view.described.columns for view in views]
     has_one_model = any(any(one.groups) or any(one.fields["part"]) for one in tables)
     # Otherwise each may have a fold, or a member of an ensemble, that began with one seed.
     shares_training = has_one_model or any(view.post.data.epochs for view in views)

@@ -52,7 +52,7 @@ class Described:
     ranks: list[int]
     """The ranks whose gradients are averaged; empty if no wrapper says so."""
     copy: str
-    """Ranks with the same text have copies of the same values."""
+    """Ranks with the same text, and the same name, have copies of the same values."""
     optimized: bool
     """Whether the optimizer has it."""
     trained: bool

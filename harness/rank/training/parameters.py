@@ -213,9 +213,9 @@ def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> l
     ]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     every = [_watched(one, modules, numbers.get(id(one))) for one in [*parameters, *others]]
-    times = Counter[str]()
+    times = Counter[Any]()
     for one in every:  # two models, such as encoder and decoder, may have the same names
-        copy = one.described.copy
+        copy = one.described.name, one.described.copy
         one.described.copy += f" {times[copy]}" if times[copy] else ""
         times[copy] += 1
     masters = {id(one.share.master.tensor) for one in every if one.share.master}
@@ -256,7 +256,7 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
     shard = f"{share.shard} {described.part}"
     if (described.left_out and not share.is_copy) or key not in modules.names:
         shard, described.ranks = f"{shard} of rank {os.environ.get('RANK', 0)}", []
-    described.copy = f"{described.name} {shard} {described.ranks or ''}"
+    described.copy = f"{shard} {described.ranks or ''}"
     return Watched(parameter, described, share)
 
 

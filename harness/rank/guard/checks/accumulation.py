@@ -10,7 +10,6 @@ import torch
 
 from ..posting.posts import Alarm
 from ..sentences import number_of
-from . import together
 from .views import Memory, View
 
 LOSS_NEAR = 1e-2
@@ -84,7 +83,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         )
         return
     total, micro, summed = losses.total, losses.micro, losses.summed
-    is_split = any(together.table(view).columns.is_split for view in views)
+    is_split = any(view.described.columns.is_split for view in views)
     ranks = 1 if is_split else len(views)
     memory.losses.has_terms = memory.losses.has_terms or losses.has_terms
     if memory.trainer:  # also if they are small: the graph has them

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..posting.posts import Alarm
-from . import together
 from .samples import splitting_groups
 from .views import Memory, View
 
@@ -69,7 +68,7 @@ def _why_right(
         return "perhaps one batch trains in all steps, or what all ranks have reduced"
     if any(view.post.losses.gathers for view in views if view.rank in group):
         return "perhaps as the loop gathers tensors of all ranks before the loss"
-    total = sum(together.table(views[0]).columns.numels)
+    total = sum(views[0].described.columns.numels)
     if is_by_loop and any(2 * view.post.loop.reduced < total for view in views):
         return "perhaps each trains the whole model alone, as no reduction is seen after a backward"
     return ""
@@ -78,7 +77,7 @@ def _why_right(
 def _reduced_by_loop(views: Sequence[View]) -> set[tuple[int, ...]]:
     """All ranks as a group, if no wrapper says which ranks share the model, and all began with the
     same weights."""
-    tables = [together.table(view).columns for view in views]
+    tables = [view.described.columns for view in views]
     firsts = [view.first_bits for view in views]
     is_one_model = len({one.digest for one in tables}) == 1 and len(views) > 1
     if not is_one_model or any(tables[0].groups) or any(tables[0].fields["same_rows"]):

@@ -243,7 +243,7 @@ def _averaged_of_unlike_weights(views: Sequence[View]) -> list[str]:
     """The parameters that had other values on each rank at first, and have other ones now, of whose
     gradients each rank nevertheless uses the mean of all, or their sum."""
     firsts = [view.first_bits for view in views if view.first_bits is not None]
-    is_one_model = len({together.table(view).columns.digest for view in views}) == 1
+    is_one_model = len({view.described.columns.digest for view in views}) == 1
     names = []
     for number in views[0].numbers if is_one_model and len(firsts) == len(views) > 1 else ():
         described = views[0].described[number]
@@ -422,7 +422,7 @@ def _note_compared(
     if not without_comparison:
         memory.not_seen.pop("gradients", None)
         return
-    tables = {together.table(view).columns.digest: view.described for view in views}
+    tables = {view.described.columns.digest: view.described for view in views}
     reasons = {
         d.left_out
         for described in tables.values()

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ....detectors.arithmetic import MOVED, count_moved
 from ..posting.posts import Alarm
-from . import together
 from .stacked_updates import Updates, stacked
 from .views import Memory, Rate, View, named
 
@@ -38,7 +37,7 @@ had."""
 def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Weights in 16 bits take part in a step: it is not lost in their rounding."""
     for view in views[:RANKS]:
-        dtypes = together.table(view).columns.dtypes
+        dtypes = view.described.columns.dtypes
         types = {dtypes[update.parameter] for update in view.post.parameters.updates}
         if types.isdisjoint(DIGITS):
             continue

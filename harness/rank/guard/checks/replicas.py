@@ -49,6 +49,7 @@ def copies(
         # In a pipeline each rank may have the whole model, and trains a stage of it. With ZeRO
         # no optimizer has the parameters themselves: those that move are trained.
         if described.optimized or view.bits(number) != first:
-            key = described.copy, described.optimized, group_of(view, described), first
+            copy = described.name, described.copy, described.optimized
+            key = copy, group_of(view, described), first
             groups.setdefault(key, []).append((view, number))
     yield from (members for members in groups.values() if len(members) > 1)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import product
 
 from ..posting.posts import Alarm, EpochSample, Pass, sampled_rows
-from . import together
 from .views import Memory, View
 
 SURE = math.log(1e3)
@@ -79,7 +78,7 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 
 def splitting_groups(views: Sequence[View]) -> set[tuple[int, ...]]:
     """The groups of ranks that average gradients, of other rows each."""
-    tables = {one.columns.digest: one.columns for one in map(together.table, views)}
+    tables = {one.columns.digest: one.columns for one in (view.described for view in views)}
     return {
         columns.groups[group]
         for columns in tables.values()

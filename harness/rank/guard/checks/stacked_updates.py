@@ -15,7 +15,6 @@ from ....detectors.arithmetic import step_by_formula
 from ..posting.packing import SIZE
 from ..posting.posts import Update
 from ..sampling.samples import Positions
-from . import together
 from .views import View
 
 
@@ -79,9 +78,9 @@ def alike(views: Iterable[View]) -> Iterator[list[View]]:
         updates = view.post.parameters.updates
         on_device = any(one.step < 0 or one.rate < 0 for one in updates)
         scalars = tuple((one.step, one.rate) for one in _begins(view)) if on_device else ()
-        sizes = tuple(together.table(view).numbers[SIZE].tolist())
+        sizes = tuple(view.described.numbers[SIZE].tolist())
         form = view.post.run.form or view.rank
-        key = form, together.table(view).columns.digest, sizes, scalars
+        key = form, view.described.columns.digest, sizes, scalars
         groups.setdefault(key, []).append(view)
     yield from groups.values()
 
@@ -91,7 +90,7 @@ def stacked(views: Sequence[View]) -> list[Updates]:
     view, batches = views[0], dict[Any, list[_Begin]]()
     if not view.post.parameters.updates:
         return []
-    dtypes = together.table(view).columns.dtypes
+    dtypes = view.described.columns.dtypes
     for begin in _begins(view):
         update = begin.update
         settings = tuple(update.state), begin.step, begin.rate, dtypes[update.parameter]
@@ -142,7 +141,7 @@ def _stacked(
     starts = [weight_begins[one.place] for one in begins]
     return Updates(
         view.post.parameters.kind,
-        together.table(view).columns.dtypes[first.update.parameter],
+        view.described.columns.dtypes[first.update.parameter],
         first.rate,
         first.step,
         first.update.group,

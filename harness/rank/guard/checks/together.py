@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..posting.packing import BEGIN, END, MARK, OPTIMIZED, ParameterTable
+from ..posting.packing import BEGIN, END, MARK, OPTIMIZED
 from ..sampling.samples import Positions
 from .views import View
 
@@ -22,11 +22,6 @@ ROWS = 64
 
 MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd numbers that spread a change over all bits of a product (splitmix64)."""
-
-
-def table(view: View) -> ParameterTable:
-    """The parameters of a rank, as columns."""
-    return ParameterTable.of(view.described)
 
 
 def looked(view: View) -> Tensor:
@@ -47,9 +42,10 @@ def unequal_copies(views: Sequence[View]) -> tuple[int, list[tuple[View, int]]]:
     keys, bits, places = [], [], []
     for view in views:
         if view.first_bits is not None:
-            at = looked(view)
-            names, marks = _copies(table(view), numbers)
-            keys.append(_mixed(names[at], marks[at], view.first_bits[at]))
+            at, table = looked(view), view.described
+            of_marks = [numbers.setdefault(mark, len(numbers)) for mark in table.marks]
+            marks = torch.tensor(of_marks, dtype=torch.int64)[table.numbers[MARK][at]]
+            keys.append(_mixed(table.columns.hashes[at], marks, view.first_bits[at]))
             bits.append(view.post.tensors["bits"])
             places += [(view, number) for number in view.numbers]
     if not keys:
@@ -61,18 +57,6 @@ def unequal_copies(views: Sequence[View]) -> tuple[int, list[tuple[View, int]]]:
     unequal = key[1:][is_same & (bit[1:] != bit[:-1])]
     rows = order[torch.isin(key, unequal)].sort().values.tolist() if len(unequal) else []
     return int(begins.sum()), [places[row] for row in rows]
-
-
-def _copies(parameters: ParameterTable, numbers: dict[str, int]) -> tuple[Tensor, Tensor]:
-    """Two numbers for each parameter: copies of the same values have the same."""
-
-    def number(text: str) -> int:
-        return numbers.setdefault(text, len(numbers) + 1)
-
-    marks = torch.tensor([number(mark) for mark in parameters.marks], dtype=torch.int64)
-    is_named = torch.tensor([mark[0] == "+" for mark in parameters.marks])
-    at = parameters.numbers[MARK]
-    return torch.where(is_named[at], parameters.columns.hashes, 0), marks[at]
 
 
 def _mixed(*columns: Tensor) -> Tensor:
@@ -96,7 +80,7 @@ def right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | Non
     if any(view.post.gradients.partial or view.post.gradients.partial_used for view in views):
         return None  # tensor parallelism adds them up
     for view in views:
-        key = table(view).columns.digest, tuple(view.post.parameters.numbers), view.post.check
+        key = view.described.columns.digest, tuple(view.post.parameters.numbers), view.post.check
         blocks.setdefault(key, []).append(view)
     compared: dict[str, bool] = {}
     for members in blocks.values():
@@ -110,12 +94,12 @@ def right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | Non
 
 def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | None:
     """The same for ranks with the same parameters."""
-    columns, at = table(views[0]).columns, looked(views[0])
+    columns, at = views[0].described.columns, looked(views[0])
     numels = [columns.numels[number] for number in at.tolist()]
     counts = torch.tensor(
         [Positions.of(n, views[0].post.check).count for n in numels], dtype=torch.int64
     )
-    numbers = torch.stack([table(view).numbers for view in views])[:, :, at]
+    numbers = torch.stack([view.described.numbers for view in views])[:, :, at]
     is_held = (
         (numbers[:, OPTIMIZED] > 0)
         | (numbers[:, BEGIN] > 0)
@@ -203,7 +187,7 @@ def _places(views: Sequence[View]) -> Tensor | None:
     are more or fewer values."""
     places = []
     for row, view in enumerate(views):
-        place, gradients = view.post.places(), view.post.tensors.get("used")
+        place, gradients = view.gradient_places, view.post.tensors.get("used")
         if gradients is None or len(gradients) != int((place[:, 2] - place[:, 1]).sum()):
             return None
         places.append(torch.cat([torch.full((len(place), 1), row), place], 1))

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...training.layouts import Described
+from ..posting.packing import ParameterTable
 from ..posting.posts import Alarm, Pass, Post
 from ..sampling.samples import Positions
 
@@ -117,7 +119,7 @@ class WeightMemory:
 class Memory:
     """What the judge keeps of earlier posts."""
 
-    described: dict[int, Sequence[Described]] = field(default_factory=dict)
+    described: dict[int, ParameterTable] = field(default_factory=dict)
     """By rank."""
     first_bits: dict[int, Tensor] = field(default_factory=dict)
     """By rank, the bit sums of the weights when training began."""
@@ -138,12 +140,15 @@ class Memory:
     weights: WeightMemory = field(default_factory=WeightMemory)
 
 
+NOWHERE = torch.zeros(0, dtype=torch.int64)
+
+
 @dataclass
 class View:
     """A post with what the judge remembers of its rank."""
 
     post: Post
-    described: Sequence[Described]
+    described: ParameterTable
     first_bits: Tensor | None
 
     @property
@@ -177,12 +182,17 @@ class View:
             return None
         return self._computed[self.places[number]].double()
 
+    @property
+    def gradient_places(self) -> Tensor:
+        """By used gradient, the parameter, and the first and last numbers of its positions."""
+        return self.post.tensors.get("places", NOWHERE).reshape(-1, 3)
+
     @cached_property
     def used_places(self) -> dict[int, tuple[int, int, int]]:
         """By the number of a parameter, where its gradient begins among the used ones, the first of
         its positions, and how many it has."""
         places, at = {}, 0
-        for number, position, end in self.post.gradients.used:
+        for number, position, end in self.gradient_places.tolist():
             places[number] = at, position, end - position
             at += end - position
         return places
@@ -220,18 +230,18 @@ def groups_of(views: Sequence[View]) -> Group:
     Only ranks that agree in all that they share are replicas. One parameter says nothing: a bias of
     zeros is equal on all ranks, also where the weight beside it is split.
     """
-    firsts: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    firsts: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for view in views:
         if view.first_bits is not None:
             for number, described in enumerate(view.described):
                 if not described.ranks:
                     bits = int(view.first_bits[number])
-                    place = described.part, described.copy
+                    place = described.part, described.name, described.copy
                     firsts.setdefault(place, []).append((view.rank, bits))
-    shared: dict[tuple[int, str], list[tuple[str, int]]] = {}
-    for (part, copy), members in sorted(firsts.items()):
+    shared: dict[tuple[int, str], list[Any]] = {}
+    for (part, *copy), members in sorted(firsts.items()):
         for rank, bits in members if len(members) > 1 else ():
-            shared.setdefault((rank, part), []).append((copy, bits))
+            shared.setdefault((rank, part), []).append((*copy, bits))
 
     def group(view: View, described: Described) -> Hashable:
         if described.ranks:

@@ -7,31 +7,15 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from ...training.layouts import Described
-from .budget import Cost
-from .posts import (
-    EACH_RANK,
-    Alarm,
-    EpochSample,
-    GradientFacts,
-    LoopFacts,
-    LossFacts,
-    OutputFacts,
-    ParameterFacts,
-    Pass,
-    Places,
-    Post,
-    RowFacts,
-    RunFacts,
-    Update,
-)
+from .posts import EACH_RANK, Post
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 
@@ -55,7 +39,6 @@ class Columns:
             master or dtype for master, dtype in zip(columns["master"], columns["dtype"])
         ]
         """In which the optimizer steps."""
-        self.most_ranks = max(map(len, self.groups), default=0)
         self.is_split = any(columns["part"]) or any(
             "tensor parallelism" in reason for reason in columns["left_out"]
         )
@@ -87,11 +70,9 @@ class ParameterTable(Sequence[Described]):
         group, numbers = [], []
         for parameter in described:
             group.append(groups.setdefault(tuple(parameter.ranks), len(groups)))
-            is_named = parameter.copy.startswith(parameter.name)
-            mark = f"+{parameter.copy[len(parameter.name) :]}" if is_named else f"={parameter.copy}"
-            at = marks.setdefault(mark, len(marks))
+            mark = marks.setdefault(parameter.copy, len(marks))
             numbers.append(
-                [parameter.size, parameter.begin, parameter.end, int(parameter.optimized), at]
+                [parameter.size, parameter.begin, parameter.end, int(parameter.optimized), mark]
             )
         names = [parameter.name for parameter in fields(Described) if parameter.name not in OF_RANK]
         columns: dict[str, Any] = {
@@ -105,23 +86,16 @@ class ParameterTable(Sequence[Described]):
     def __len__(self) -> int:
         return len(self.columns.names)
 
-    @overload
-    def __getitem__(self, number: int) -> Described: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Described]: ...
     def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[at] for at in range(*number.indices(len(self)))]
         columns = self.columns
         size, begin, end, optimized, mark = self.numbers[:, number].tolist()
-        text = self.marks[mark]
         return Described(
             size=size,
             begin=begin,
             end=end,
             optimized=bool(optimized),
             ranks=columns.lists[columns.group[number]],
-            copy=text[1:] if text[0] == "=" else columns.names[number] + text[1:],
+            copy=self.marks[mark],
             **{name: column[number] for name, column in columns.fields.items()},
         )
 
@@ -139,8 +113,6 @@ def columns_of(text: bytes) -> Columns:
 def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
     """A post as bytes. ``apart`` gets, by its digest, the text that many ranks have alike."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in post.tensors.items()}
-    if post.gradients.used:
-        tensors["places"] = post.places().flatten()
     header: dict[str, Any] = {name: _plain(getattr(post, name)) for name in OF_THE_RANK}
     text = b""
     if post.parameters.described:
@@ -157,37 +129,12 @@ def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
     return b"".join([sizes, *parts, *values])
 
 
-def _plain(value: Any) -> Any:
-    """A value of a post for JSON: a dataclass, or a list of some, as dictionaries."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(one) for name, one in vars(value).items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
-
-
 def _packed_form(post: Post) -> bytes:
-    """What is not of the rank alone; each group of settings once."""
-    kinds: dict[str, list[int]] = {}
-    for number, kind in post.gradients.computed.items():
-        kinds.setdefault(kind, []).append(int(number))
-    groups: dict[str, int] = {}
-    by_id = {id(one.group): one.group for one in post.parameters.updates}
-    numbers = {
-        key: groups.setdefault(json.dumps(group), len(groups)) for key, group in by_id.items()
-    }
-    updates = [
-        [one.parameter, one.count, one.state, one.step, one.rate, numbers[id(one.group)]]
-        for one in post.parameters.updates
-    ]
-    names = [name for name in vars(post) if name not in (*OF_THE_RANK, "tensors", "parameters")]
+    """What is not of the rank alone."""
+    post = replace(post, parameters=replace(post.parameters, described=[]))
+    names = [name for name in vars(post) if name not in (*OF_THE_RANK, "tensors")]
     form = {name: _plain(getattr(post, name)) for name in names}
-    form["gradients"].update(used=[], computed=kinds)
-    form["parameters"] = {
-        "kind": post.parameters.kind,
-        "numbers": post.parameters.numbers,
-        "updates": updates,
-    }
-    form["groups"] = [json.loads(group) for group in groups]
-    return json.dumps(form, sort_keys=True).encode()
+    return zlib.compress(json.dumps(form).encode(), 1)
 
 
 def form_of(post: Post) -> str:
@@ -198,17 +145,29 @@ def form_of(post: Post) -> str:
 @lru_cache(maxsize=64)
 def _form(text: bytes) -> dict[str, Any]:
     """The fields of a post's form: posts of a thousand ranks have the same objects."""
-    form = json.loads(text)
-    groups, gradients = form.pop("groups"), form.pop("gradients")
-    computed = {str(n): kind for kind, numbers in gradients["computed"].items() for n in numbers}
-    updates = [Update(*[*values, groups[at]]) for *values, at in form["parameters"]["updates"]]
-    return {
-        **form,
-        "parameters": {**form["parameters"], "updates": updates},
-        "gradients": {**gradients, "computed": computed},
-        "losses": LossFacts(**form["losses"]),
-        "loop": LoopFacts(**form["loop"]),
-    }
+    return _fields(Post, json.loads(zlib.decompress(text)))
+
+
+def _plain(value: Any) -> Any:
+    """A value of a post for JSON: a dataclass, or a list of some, as dictionaries."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(one) for name, one in vars(value).items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+_types = lru_cache(maxsize=None)(get_type_hints)
+
+
+def _fields(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass that ``_plain`` has made plain."""
+    return {name: _built(_types(kind)[name], value) for name, value in values.items()}
+
+
+def _built(kind: Any, value: Any) -> Any:
+    if is_dataclass(kind):
+        return kind(**_fields(kind, value))
+    inner = get_args(kind)[0] if get_origin(kind) is list else None
+    return [_built(inner, one) for one in value] if is_dataclass(inner) else value
 
 
 def unpacked(data: bytes, text_of: Callable[[str], bytes] | None = None) -> Post:
@@ -240,23 +199,10 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
         described = ParameterTable(columns_of(text), numbers, marks)
         if numbers.shape[1] != len(described):
             raise ValueError("no post: its parameters are others")
-    of_rows, run = header["data"], header["run"]
-    header.update(
-        run=RunFacts(**{**run, "cost": Cost(**run["cost"]), "form": _digest(parts[1])}),
-        alarms=[Alarm(**one) for one in header["alarms"]],
-        outputs=OutputFacts(**header["outputs"]),
-        data=RowFacts(
-            rows=[(loader, rows) for loader, rows in of_rows["rows"]],
-            epochs=[EpochSample(**one) for one in of_rows["epochs"]],
-            passes=[Pass(**one) for one in of_rows["passes"]],
-            orders=of_rows["orders"],
-        ),
-    )
-    places = Places(tensors.pop("places", torch.zeros(0, dtype=torch.int64)).reshape(-1, 3))
-    gradients = GradientFacts(**{**form["gradients"], "used": places})
-    parameters = ParameterFacts(**form["parameters"], described=described)
-    fields_of_post = {**header, **form, "gradients": gradients, "parameters": parameters}
-    return Post(**fields_of_post, tensors=tensors)
+    parameters = replace(form["parameters"], described=described)
+    post = Post(**_fields(Post, header), **{**form, "parameters": parameters}, tensors=tensors)
+    post.run.form = _digest(parts[1])
+    return post
 
 
 def _tensors(sizes: dict[str, Any], buffer: bytearray) -> dict[str, Tensor]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...training.layouts import Described
@@ -107,8 +106,6 @@ class GradientFacts:
     tensor parallelism leaves that to be done later."""
     partial_used: dict[str, int] = field(default_factory=dict)
     """The same for the gradients that the optimizer uses."""
-    used: Sequence[tuple[int, int, int]] = field(default_factory=list)
-    """Parameters, and the first and last numbers of the positions, of the values in ``used``."""
     without_gradient: list[str] = field(default_factory=list)
     """Parameters for which a gradient was computed and the optimizer has none."""
     edited: bool = False
@@ -259,6 +256,7 @@ class Post:
     alarms: list[Alarm] = field(default_factory=list, metadata=EACH_RANK)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     """``computed``, ``used``, ``updates``, ``weights``, ``bits``, ``first_bits``, ``losses``;
+    ``places``: by the values in ``used``, the parameter, and its first and last position's number;
     ``left``: of ``used``, what was there when the step began;
     ``outside``: whether weights changed since the last step ended; ``roots``: the losses with which
     backwards began; ``targets``: of each micro-batch how many count, and how many there are;
@@ -271,28 +269,3 @@ class Post:
     used gradient, and of each weight before and after the step; ``calls``: three such sizes of each
     call; ``unrounded``: by parameter how many of its values are not those that the optimizer steps,
     rounded; ``states`` and ``buffers``: bit sums of what has these names."""
-
-    def places(self) -> Tensor:
-        """``used`` as rows of three numbers."""
-        positions = self.gradients.used
-        return (
-            positions.rows
-            if isinstance(positions, Places)
-            else torch.tensor(positions).long().reshape(-1, 3)
-        )
-
-
-class Places(Sequence[tuple[int, int, int]]):
-    """``used`` of a post that was bytes: tuples are made when somebody asks."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, at: Any) -> Any:
-        return [tuple(row) for row in self.rows.tolist()][at]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self[:])

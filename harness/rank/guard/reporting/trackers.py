@@ -31,10 +31,7 @@ class Trackers:
     def __init__(self) -> None:
         self.notes: list[str] = []
         """The trackers that failed."""
-        self._tell = {
-            "TensorBoard": self._tell_tensorboard,
-            "Weights & Biases": self._tell_wandb,
-        }
+        self._tell = {"TensorBoard": self._tell_tensorboard, "Weights & Biases": self._tell_wandb}
         self._writer: Callable[[], Any] = lambda: None
         """TensorBoard's, to which the last report was sent."""
         self._jobs: queue.Queue[Any] = queue.Queue(MOST_WAITING)

@@ -167,8 +167,9 @@ class GradientSamples:
 
     def describe(self, post: Post) -> None:
         """Say in a post what was sampled; ``tensors`` has the samples."""
-        usable = {str(n): kind for n, kind in self.types.items() if n not in self._unusable}
-        self.facts.computed, self.facts.used = usable, self._places
+        self.facts.computed = {
+            str(n): kind for n, kind in self.types.items() if n not in self._unusable
+        }
         post.gradients = self.facts
 
     def tensors(self) -> dict[str, Tensor | None]:
@@ -177,6 +178,7 @@ class GradientSamples:
             "gradient_sizes": self.sizes,
             "computed": self.computed,
             "used": self.used,
+            "places": torch.tensor(self._places, dtype=torch.int64).flatten(),
             "left": self.used_left,
         }
 
