@@ -30,7 +30,7 @@ from harness.cli import Arguments
 from harness.cli._values import number, whole_number
 from harness.rank.guard import check_table
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
-from harness.rank.guard.settings import VARIABLE, Settings, signal_named, signals
+from harness.rank.guard.settings import VARIABLE, Settings
 from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.files import refuse_unless_creatable, write_whole, writing
 from harness.system.text import one_line, print_errors
@@ -38,7 +38,7 @@ from harness.training.guard import child, injection
 from harness.training.guard.report import DAMAGES, unended
 
 STOP = "stop"
-ACTIONS = ("warn", STOP, "signal:NAME", "command:WORDS")
+ACTIONS = ("warn", STOP, "command:WORDS")
 IN_SCRIPT = "import distributed_bugs; distributed_bugs.guard()"
 
 
@@ -121,14 +121,7 @@ def _checks(text: str) -> list[str]:
 
 def _action(text: str) -> str:
     kind, _, argument = text.partition(":")
-    if kind == "signal":
-        try:
-            signal_named(argument)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                unknown("signal", one_line(argument), signals())
-            ) from None
-    elif not (text in ACTIONS[:2] or (kind == "command" and argument.strip())):
+    if not (text in ACTIONS[:2] or (kind == "command" and argument.strip())):
         raise argparse.ArgumentTypeError(unknown("action", one_line(text), ACTIONS))
     return text
 

@@ -108,7 +108,7 @@ def main() -> None:
     if guards:
         result["handlers_microseconds"] = 1e6 * min(handlers)
         guards[0].account.mailbox.close()
-        result["checked"], result["judged"] = guards[0].account.report.steps, judged
+        result["checked"], result["judged"] = [*guards[0].account.report.steps], judged
     del unstepped
     print(json.dumps(result))
 

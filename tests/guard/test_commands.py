@@ -247,17 +247,10 @@ def test_a_known_bug_that_the_run_sets_off_is_named_after_one_step(
         assert "guard: 8 steps, " in end.err
 
 
-@pytest.mark.parametrize(
-    ("action", "code", "part"),
-    [("command:echo $GUARD_ALARM", 0, '"check": "replicas"'), ("signal:USR1", 0, "got USR1")],
-    ids=["command", "signal"],
-)
-def test_an_alarm_does_what_the_option_says(
-    action: str, code: int, part: str, sandbox: Sandbox
-) -> None:
-    end = guard(sandbox, "--on-alarm", action, *TWO, "train.py", "fault")
-    assert end.code == code, end.err
-    assert part in end.out
+def test_an_alarm_does_what_the_option_says(sandbox: Sandbox) -> None:
+    end = guard(sandbox, "--on-alarm", "command:echo $GUARD_ALARM", *TWO, "train.py", "fault")
+    assert end.code == 0, end.err
+    assert '"check": "replicas"' in end.out
 
 
 def test_check_only_ends_after_one_step(sandbox: Sandbox) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.rank.guard.posting.budget import FIRST_CHECKS
-from harness.rank.guard.trainings.turns import MOST_WAITS
+from harness.rank.guard.trainings.training import MOST_WAITS
 
 pytestmark = pytest.mark.launch
 

@@ -1,4 +1,4 @@
-"""A file gets the weights that were trained, not those of the beginning, and not empty ones."""
+"""A file gets weights that are not empty."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from torch import Tensor, nn
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import LAST
-from harness.rank.guard.states.written_weights import VALUES, written_weights
+from harness.rank.guard.posting.posts import LAST, Post
+from harness.rank.guard.states.training_states import States
 from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules, watched
 
 Weights = dict[str, Tensor]
 
 
-def alarm_kinds(
-    content: Callable[[Weights, Weights], Any], has_optimizer: bool = True
-) -> list[str]:
+def alarm_kinds(content: Callable[[Weights, Weights], Any]) -> list[str]:
     """The kinds of alarms of a training that saves a state. The function makes it of the weights of
     the beginning and of those that are trained."""
     torch.manual_seed(0)
@@ -42,7 +40,7 @@ def alarm_kinds(
     training.disarm()
     training.model.is_complete = True  # other tests of this process may have a group
     state = content(first_weights, model.state_dict())
-    training.note_file("/folder/last.ckpt", state, has_optimizer)
+    training.note_file("/folder/last.ckpt", state)
     training.save("/folder/last.ckpt", None, [], [])
     post = training.last_post(0)
     assert post.check == LAST
@@ -76,10 +74,6 @@ def test_file_with_other_weights_is_told(content: Any, kinds: list[str]) -> None
     assert alarm_kinds(content) == kinds
 
 
-def test_weights_alone_may_be_those_of_the_beginning() -> None:
-    assert alarm_kinds(lambda first, now: {"model": first}, has_optimizer=False) == []
-
-
 def test_another_model_with_the_same_names_is_not_looked_at() -> None:
     models = [nn.Linear(3, 2), nn.Linear(3, 2)]
     optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], 0.1)
@@ -89,11 +83,7 @@ def test_another_model_with_the_same_names_is_not_looked_at() -> None:
             watched(optimizer, Modules(), set()), ["weight", "bias", "weight", "bias"], strict=False
         )
     ]
-    content = {"model": models[0].state_dict()}
-    first = torch.zeros(len(watched_weights), dtype=torch.int64)
-    result = written_weights("saved", 1, "last.ckpt", watched_weights, first, content)
-    assert result is not None
-    assert [(part.name, part.kind) for part, _ in result[1]] == [
-        ("weight", VALUES),
-        ("bias", VALUES),
-    ]
+    states, post = States(), Post(0, 0, LAST)
+    states.note_values(1, watched_weights, "last.ckpt", {"model": models[0].state_dict()})
+    states.describe(post)
+    assert [part[0] for part in post.states[0]["parts"]] == ["weight", "bias"]

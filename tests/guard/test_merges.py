@@ -41,17 +41,20 @@ class Adapter(nn.Module):
 class Trained:
     """A training that says whether something else has written an adapter since its last step."""
 
-    def __init__(self, has_left: bool = True) -> None:
-        self.model = self.sums = self
-        self.steps, self._has_left = 1, has_left
+    def __init__(self, are_kept: bool = True) -> None:
+        self.model = self.final = self
+        self.watched, self._are_kept = list[Any](), are_kept
 
-    def has_left(self, parameters: Any, steps: int) -> bool:
-        return self._has_left
+    def holds(self, parameters: Any) -> bool:
+        return True
+
+    def are_kept(self, watched: Any) -> bool:
+        return self._are_kept
 
 
-def is_alarmed(layer: Adapter, scaling: float, has_left: bool = True) -> bool:
+def is_alarmed(layer: Adapter, scaling: float, are_kept: bool = True) -> bool:
     merge = Merge(layer)
-    merge.begin([Trained(has_left)])  # type: ignore[list-item]
+    merge.begin([Trained(are_kept)])  # type: ignore[list-item]
     layer.merge(scaling)
     alarms: list[Alarm] = []
     merge.end(alarms.append)
@@ -66,7 +69,7 @@ def test_merge_that_changes_the_outputs_is_told(dtype: torch.dtype) -> None:
 
 
 def test_merge_of_what_the_loop_has_changed_is_not_compared() -> None:
-    assert not is_alarmed(Adapter(), 1, has_left=False)
+    assert not is_alarmed(Adapter(), 1, are_kept=False)
 
 
 def test_merge_leaves_modes_and_random_numbers_alone() -> None:

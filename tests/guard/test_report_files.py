@@ -43,15 +43,6 @@ def test_a_report_has_its_schemas(under_guard: Trainer) -> None:
     assert complaints("guard_alarm.json", {**run.alarms[0], "step": "one"})
 
 
-def test_a_long_list_of_parameters_is_cut_as_the_schema_says(tmp_path: Path) -> None:
-    report = Report(Settings(out=str(tmp_path), quiet=True))
-    names = [f"layer.{number}" for number in range(MOST_PARAMETERS + 3)]
-    report.tell(1, 0, [Alarm("replicas", "differ", "differ", [1], 0.5, names)])
-    alarm = json.loads((tmp_path / "alarms.jsonl").read_text())
-    assert complaints("guard_alarm.json", alarm) == []
-    assert alarm["more_parameters"] == 3
-
-
 def test_each_run_keeps_its_summary(tmp_path: Path) -> None:
     for steps in (1, 2, 3):
         run = files(tmp_path)
@@ -103,17 +94,12 @@ def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
     for step in range(1, 100_001):
         report.note_check(step)
     assert report.checks == 100_000
-    assert MOST_STEPS / 2 <= len(report.steps) <= MOST_STEPS
-    assert report.steps[0] == 1
-    assert report.steps[-1] > 99_000
-    gaps = {after - before for before, after in zip(report.steps, report.steps[1:], strict=False)}
-    assert len(gaps) == 1
+    assert list(report.steps) == list(range(100_001 - MOST_STEPS, 100_001))
 
     names = [f"layer.{number}" for number in range(100_000)]
     report.tell(1, 0, [Alarm("replicas", "differ", "not equal", [0], 1.0, names)])
     (alarm,) = map(json.loads, (tmp_path / "alarms.jsonl").read_text().splitlines())
     assert len(alarm["parameters"]) == MOST_PARAMETERS
-    assert alarm["more_parameters"] == 100_000 - MOST_PARAMETERS
     assert alarm["run"] == report.files.run
 
 

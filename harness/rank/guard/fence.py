@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.hooks import unserializable_hook
 
-from .posting.budget import CheckCosts
 from .sentences import say, short
 from .settings import report_in
 
@@ -21,25 +20,10 @@ FIRST_STEPS = 10
 are told."""
 
 
-class Checked(Protocol):
-    """What a fence knows of a training."""
-
-    steps: int
-    costs: CheckCosts
-
-    @property
-    def due(self) -> bool: ...
-    @property
-    def armed(self) -> bool: ...
-    @property
-    def states(self) -> Any: ...
-    def disarm(self) -> None: ...
-
-
 class Fence:
     """Calls guard's handlers, until one of them fails."""
 
-    def __init__(self, trainings: Sequence[Checked], at_stop: Callable[[str], None]) -> None:
+    def __init__(self, trainings: Sequence[Any], at_stop: Callable[[str], None]) -> None:
         self.trainings, self._at_stop = trainings, at_stop
         self.error = ""
         """Why this process is watched no more."""
@@ -95,7 +79,7 @@ class Fence:
         if training is not None:
             training.costs.spend(time.perf_counter() - started)
 
-    def _spender(self) -> Checked | None:
+    def _spender(self) -> Any:
         """The training for which a handler works now."""
         if len(self.trainings) == 1:
             return self.trainings[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from dataclasses import asdict, dataclass, field
 
 from . import check_table
@@ -12,8 +11,8 @@ from . import check_table
 VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
 """The variable with the file's path. DeepSpeed's launcher passes on variables that begin so."""
 
-ACTIONS, ACTIONS_WITH = ("warn", "stop"), ("signal", "command")
-"""What an alarm does, without and with an argument."""
+ACTIONS = ("warn", "stop", "command:...")
+"""What an alarm does."""
 
 VISIBLE = (
     "ranks",
@@ -32,20 +31,6 @@ VISIBLE = (
     "contiguous_gradients",
 )
 """The settings of a run that ``facts`` may see, under the catalogue's names for them."""
-
-
-def signals() -> list[str]:
-    """The names that an alarm's signal may have, such as ``USR1``."""
-    return sorted(number.name[len("SIG") :] for number in signal.Signals)
-
-
-def signal_named(text: str) -> int:
-    """The number of a signal: ``USR1``, ``sigusr1``. Raises ValueError if there is none."""
-    name = text.upper()
-    name = name[len("SIG") :] if name.startswith("SIG") else name
-    if name not in signals():
-        raise ValueError(f"no signal {text!r}. Choices: {', '.join(signals())}")
-    return int(signal.Signals[f"SIG{name}"])
 
 
 def report_in(event: str) -> None:
@@ -70,7 +55,7 @@ class Settings:
     checks: list[str] = field(default_factory=list)
     """The names of the checks; empty: all."""
     on_alarm: str = "warn"
-    """``warn``, ``stop``, ``signal:USR1`` or ``command:...``."""
+    """``warn``, ``stop`` or ``command:...``."""
     out: str = ""
     """An existing folder for the report; empty: none."""
     saves: str = ""
@@ -97,11 +82,8 @@ class Settings:
             if name not in check_table.NAMES:
                 raise ValueError(f"no check {name!r}. Choices: {', '.join(check_table.NAMES)}")
         action, _, argument = self.on_alarm.partition(":")
-        if self.on_alarm not in ACTIONS and not (action in ACTIONS_WITH and argument):
-            choices = [*ACTIONS, *(f"{name}:..." for name in ACTIONS_WITH)]
-            raise ValueError(f"no action {self.on_alarm!r}. Choices: {', '.join(choices)}")
-        if action == "signal":
-            signal_named(argument)
+        if self.on_alarm not in ACTIONS[:2] and not (action == "command" and argument):
+            raise ValueError(f"no action {self.on_alarm!r}. Choices: {', '.join(ACTIONS)}")
         if not (_is_number(self.budget, (int, float)) and 0 < self.budget <= 100):
             raise ValueError(f"budget is {self.budget!r}: write percent, above 0 and up to 100")
         if not (_is_number(self.every, (int,)) and self.every >= 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,21 +107,6 @@ class Modules:
         self.has_engine = False
         """Whether a package reduces gradients after the backward: the loop does not edit them."""
         self.layouts = [kind(self) for kind in LAYOUTS]
-
-    def copies(self, trained_ids: Collection[int]) -> list[str]:
-        """The classes of modules that have weights of the same names and shapes as the model, and
-        none that is trained: averages of the weights, for example."""
-        trained = {key for key in trained_ids if key in self.names}
-        models, others = set(), []
-        for module in self.modules if trained else ():
-            weights = [(plain(name), one) for name, one in module.named_parameters()]
-            form = frozenset((name, tuple(one.shape)) for name, one in weights)
-            count = sum(id(one) in trained for _, one in weights)
-            if 2 * count > len(trained):
-                models.add(form)
-            elif not count and len(form) > 1:
-                others.append((form, type(module).__name__))
-        return sorted({name for form, name in others if form in models})
 
     def reduces_later(self) -> bool:
         """Whether a wrapper of torch was told not to reduce the gradients of this backward: they

@@ -8,14 +8,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
-class CutJson(TypedDict, total=False):
-    """What is there if a list was cut."""
-
-    more_parameters: int
-    """How many more there are."""
-
-
-class FaultJson(CutJson):
+class FaultJson(TypedDict):
     """A fault that was told."""
 
     check: str
@@ -24,6 +17,7 @@ class FaultJson(CutJson):
     ranks: list[int]
     size: float
     parameters: list[str]
+    """The first 200 of them."""
     factors: list[str]
     """What ``size`` may be in terms of ranks and micro-batches."""
     step: int
@@ -72,7 +66,7 @@ class GuardSummaryJson(FactsJson):
     steps: int
     checks: int
     checked: list[int]
-    """The checked steps; of many, a selection."""
+    """The last 1000 checked steps."""
     cost_percent: float
     check_ms: float
     faults: list[FaultJson]

@@ -33,7 +33,6 @@ from ..states.training_states import (
     TrainingState,
     stamp,
 )
-from .files import files
 from .samples import of_ranks
 from .views import Memory, View, named
 
@@ -141,7 +140,18 @@ def checkpoints(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             yield from _resumed(state, memory)
     for state in states:
         if state.event == MODEL:
-            yield from files(state, memory)
+            yield from _empty(state, memory)
+
+
+def _empty(state: State, memory: Memory) -> Iterator[Alarm]:
+    """A file of the whole model, in a step whose save has weights, has some, too."""
+    has_values = any(whole.sum for kinds in state.wholes.values() for whole in kinds.values())
+    saves = (one for one in memory.saved if (one.event, one.step) == (SAVED, state.step))
+    weights = (pair for one in saves for pair in one.pairs(one, _is_weight))
+    if not has_values and any(whole.sum for _, whole, _ in weights):
+        names, file = list(state.wholes), os.path.basename(state.path) or "a file"
+        text = f"{file} got no value of {named(names)}: all are 0 or not finite"
+        yield Alarm("checkpoints", "empty", text, state.ranks, 1.0, names, state.step)
 
 
 def _is_in_files(saved: State, states: Sequence[State]) -> bool:

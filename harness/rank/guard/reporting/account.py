@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -177,11 +177,6 @@ class Account:
             for one in trainings
             if one.turn.is_left_out
         ]
-        if names := sorted({name for one in trainings for name in one.model.copies}):
-            sentences.append(
-                f"copies of the model that no optimizer has, such as averages ({', '.join(names)}):"
-                " whether the loop updates them, and what a save and a load make of them"
-            )
         if trainings.optimizers > MOST_OPTIMIZERS == len(trainings):
             sentences.append(
                 f"only {MOST_OPTIMIZERS} of {trainings.optimizers} optimizers are checked"
@@ -198,7 +193,7 @@ class Account:
                 "the first step after guard(): its optimizer was made before, with others: call "
                 "guard() before the optimizer is made"
             )
-        if left_out := self.mailbox.left_out:
+        if left_out := checks_left_out(self.settings.every, trainings):
             sentences.append(
                 f"{number_of(left_out, 'check')} of --every {self.settings.every}: ranks agree on "
                 f"the next one, which takes them {LEAST_STEPS + 1} steps and {LEAST_SECONDS} s"
@@ -227,7 +222,7 @@ class Account:
             {
                 "steps": steps,
                 "checks": self.report.checks,
-                "checked": self.report.steps,
+                "checked": list(self.report.steps),
                 "cost_percent": cost.percent,
                 "check_ms": 1000 * cost.each,
                 "faults": [fault.to_json() for fault in self.report.faults.values()],
@@ -254,6 +249,15 @@ class Account:
                 late += memory.apart.held.values()
             memory.not_seen.pop("alone", None)
         return late
+
+
+def checks_left_out(every: int, trainings: Iterable[Training]) -> int:
+    """Checks of steps that ``every`` names and that ranks could not agree on in time."""
+    return sum(
+        max(0, (one.steps - FIRST_CHECKS) // every - (one.turn.check - FIRST_CHECKS))
+        for one in trainings
+        if every and not one.turn.is_left_out
+    )
 
 
 def blind(

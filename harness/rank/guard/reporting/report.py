@@ -6,17 +6,18 @@ import json
 import os
 import signal
 import subprocess
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..posting.posts import Alarm
 from ..sentences import alarm_in_words, say
-from ..settings import Settings, report_in, signal_named
+from ..settings import Settings, report_in
 from .report_files import ReportFiles
 
 MOST_STEPS = 1000
-"""Checked steps that a report lists: of more, it lists each second, fourth, ..."""
+"""Checked steps that a report lists: the last ones."""
 MOST_PARAMETERS = 200
 """Parameters that a report lists of a fault."""
 
@@ -35,9 +36,7 @@ class Fault:
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in self.__dict__.items() if name != "alarm"}
         alarm = asdict(self.alarm)
-        others = len(alarm["parameters"]) - MOST_PARAMETERS
-        alarm["parameters"] = alarm["parameters"][:MOST_PARAMETERS]
-        return {**alarm, **facts, **({"more_parameters": others} if others > 0 else {})}
+        return {**alarm, "parameters": alarm["parameters"][:MOST_PARAMETERS], **facts}
 
 
 class Report:
@@ -49,10 +48,8 @@ class Report:
         self.files = ReportFiles(settings.out)
         self.checks = 0
         """Judged checks."""
-        self.steps: list[int] = []
-        """The checked steps, or each second of them, each fourth, ... if they are many."""
-        self._listed = 1
-        """One of how many is listed."""
+        self.steps: deque[int] = deque(maxlen=MOST_STEPS)
+        """The last checked steps."""
         self.bugs: list[dict[str, Any]] = []
         """Known bugs of the catalogue that this run sets off."""
         self._blind = set[str]()
@@ -60,11 +57,8 @@ class Report:
 
     def note_check(self, step: int) -> None:
         """Count a check that was judged."""
-        if self.checks % self._listed == 0:
-            self.steps.append(step)
+        self.steps.append(step)
         self.checks += 1
-        if len(self.steps) > MOST_STEPS:
-            self.steps, self._listed = self.steps[::2], 2 * self._listed
 
     def tell(self, step: int, optimizer: int, alarms: list[Alarm]) -> list[str]:
         """Tell the new faults of a step, and count the others. Returns what was told."""
@@ -107,9 +101,7 @@ class Report:
 
     def _act(self, fault: Fault) -> None:
         action, _, argument = self.settings.on_alarm.partition(":")
-        if action == "signal":
-            os.kill(os.getpid(), signal_named(argument))
-        elif action == "command":
+        if action == "command":
             try:
                 subprocess.Popen(
                     ["/bin/sh", "-c", argument],

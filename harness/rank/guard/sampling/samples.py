@@ -52,29 +52,10 @@ class Positions:
         """The values of a shard that begins at ``begin``, at the positions ``begin_number`` to
         ``end_number``."""
         flat = tensor.detach() if tensor.requires_grad else tensor
-        if not flat.is_contiguous():
-            return _picked(
-                flat,
-                [n * self.every + self.offset - begin for n in range(begin_number, end_number)],
-            )
-        start = flat.storage_offset() + self.offset + begin_number * self.every - begin
-        return torch.as_strided(flat, (end_number - begin_number,), (self.every,), start)
-
-
-def _picked(tensor: Tensor, positions: Sequence[int]) -> Tensor:
-    """The values of a tensor at positions in its order, without a copy of all of it."""
-    places = []
-    for position in positions:  # where in its memory the tensor has that value
-        place = int(tensor.storage_offset())
-        for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
-            position, number = divmod(position, int(size))
-            place += number * int(stride)
-        places.append(place)
-    gaps = {places[n + 1] - places[n] for n in range(len(places) - 1)}
-    if len(gaps) == 1 and min(gaps) > 0:
-        return torch.as_strided(tensor, (len(places),), (gaps.pop(),), places[0])
-    single = [torch.as_strided(tensor, (1,), (1,), place) for place in places]
-    return torch.cat(single) if single else tensor.new_zeros(0)
+        first, count = self.offset + begin_number * self.every - begin, end_number - begin_number
+        if not flat.is_contiguous():  # without a copy of all of it
+            return flat.take(torch.arange(count, device=flat.device) * self.every + first)
+        return torch.as_strided(flat, (count,), (self.every,), flat.storage_offset() + first)
 
 
 def version(tensor: Any) -> int:

@@ -25,8 +25,6 @@ class WeightSums:
         self.first = self._bits(range(len(watched)))
         self._last: Tensor | None = None
         """Those after the last checked step."""
-        self._notes: list[tuple[int, dict[int, int]]] = []
-        """Of two steps, how often each parameter was written, by its id."""
         self._numbers: Sequence[int] = []
         """The parameters that this check looks at."""
         self._copied: list[int] = []
@@ -38,12 +36,9 @@ class WeightSums:
         self.outside: Tensor | None = None
         """Whether weights changed between the last checked step and this one."""
 
-    def begin_check(self, numbers: Sequence[int], steps: int, looks_outside: bool) -> None:
-        """Note what a check of the parameters ``numbers`` needs, after so many steps, and perhaps
-        whether weights changed since the last one."""
-        if len(self._notes) < 2:
-            versions = {id(one.parameter): version(one.parameter) for one in self._watched}
-            self._notes.append((steps, versions))
+    def begin_check(self, numbers: Sequence[int], looks_outside: bool) -> None:
+        """Note what a check of the parameters ``numbers`` needs, and perhaps whether weights
+        changed since the last one."""
         self.outside = None
         if self._last is not None and looks_outside:
             bits = self._bits(self._numbers)
@@ -74,21 +69,6 @@ class WeightSums:
         bits = stacked(list(sums.values()))
         self._last = None if self._copied else bits
         return bits
-
-    def has_left(self, parameters: Sequence[Any], steps: int) -> bool:
-        """Whether parameters are as the last of so many steps has left them: nothing else has
-        written them, as each step writes them equally often."""
-        if len(self._notes) < 2 or not parameters:
-            return False
-        (first, before), (second, after) = self._notes
-        for parameter in parameters:
-            key = id(parameter)
-            if key not in before or key not in after or first == second:
-                return False
-            writes, between = after[key] - before[key], second - first
-            if (version(parameter) - after[key]) * between != writes * (steps - second):
-                return False
-        return True
 
     def _differences(self) -> Tensor | None:
         """By parameter, how many values of the weight that this rank has are not those of the
@@ -142,12 +122,16 @@ class FinalSums:
         """Note that a step has ended."""
         self._step, self._versions = step, versions(watched)
 
+    def are_kept(self, watched: Sequence[Watched]) -> bool:
+        """Whether nothing has written weights since the last step."""
+        return self._versions == versions(watched)
+
     def note(self, watched: Sequence[Watched], sums: WeightSums, modules: Modules) -> None:
         """Note the sums of the last step, if nothing has written weights since."""
-        if self._noted == self._step or self._versions != versions(watched):
+        if self._noted == self._step or not self.are_kept(watched):
             return
         numbers = range(len(watched))
-        sums.begin_check(numbers, self._step, looks_outside=False)
+        sums.begin_check(numbers, looks_outside=False)
         weights = [one.weight for one in watched]
         samples = [Positions.of(weight.numel()).values(weight) for weight in weights]
         buffers = dict(_buffers(modules))

@@ -35,6 +35,10 @@ PARTED = "parted"
 """What ``torch.save`` writes of tensors that ranks split."""
 MODEL = "model"
 """What a file gets as the weights of the whole model."""
+MAIN = ("", "state_dict.", "model_state_dict.", "model.", "module.")
+"""Where a file has the weights of its model: others may be an average, or a reference."""
+SAMPLE = 4096
+"""About so many values of these are looked at: of an empty file all are 0 or not finite."""
 SAVES = (SAVED, WRITTEN, GATHERED)
 
 WEIGHT, COPY = "weight", "copy"
@@ -221,6 +225,25 @@ class States:
             numbers = {"others": True} if has_others else {}
             self.add(TrainingState(FILED, step, numbers=numbers), pairs)
 
+    def note_values(self, step: int, watched: Sequence[Watched], path: str, content: Any) -> None:
+        """Note how many values are finite and not 0 of what a file gets as the weights of the
+        whole model."""
+        numels = _numels(watched)
+        tensors = {
+            key: one for key, one in leaves(content, "param_groups").items() if _is_whole(one)
+        }
+        sizes = {key: one.numel() for key, one in tensors.items()}
+        places = (at for at in MAIN if all(sizes.get(at + n) == numels[n] for n in numels))
+        place = next(places, None)
+        pairs = []
+        for name in numels if place is not None else ():
+            flat = tensors[f"{place}{name}"].detach().reshape(-1)
+            some = flat[:: max(1, len(flat) // SAMPLE)]
+            count = (torch.isfinite(some) & (some != 0)).sum()
+            pairs.append((Part(name, "", "", 1, "int64", 8), count))
+        if pairs:
+            self.add(TrainingState(MODEL, step, path), pairs)
+
     def note_parts(self, step: int, path: str, content: Any) -> None:
         """Note what a file gets of tensors that ranks split."""
         tensors = {key: one for key, one in leaves(content).items() if isinstance(one, Tensor)}
@@ -350,11 +373,15 @@ def _parts(
                     yield _part(described.name, kind, place, entry.of_stepped(value))
 
 
+def _is_whole(value: Any) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter)
+
+
 def _has_bits(value: Any) -> bool:
     """Whether it is a tensor of torch whose values this rank has, all of them or a part."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return False
-    is_usual = type(value) in (Tensor, torch.nn.Parameter) or local(value) is not value
+    is_usual = _is_whole(value) or local(value) is not value
     return is_usual and value.device.type != "meta" and not value.is_quantized
 
 

@@ -51,9 +51,9 @@ class Merge:
 
     def begin(self, trainings: Sequence[Training]) -> None:
         """Ask the layer with its adapter."""
-        weights = [p for p in self._layer.parameters() if p.requires_grad]
-        pairs = ((one.model.sums, one.steps) for one in trainings)
-        is_trained = any(sums.has_left(weights, steps) for sums, steps in pairs if sums)
+        weights = {id(p) for p in self._layer.parameters() if p.requires_grad}
+        models = (one.model for one in trainings)
+        is_trained = any(one.holds(weights) and one.final.are_kept(one.watched) for one in models)
         if self._layer.merged_adapters or not is_trained:
             return
         base = self._layer.get_base_layer()

@@ -81,7 +81,7 @@ class Checkpoints(Watch):
         has_optimizer = not event.is_by_torch or _has_optimizer(event.state)
         if event.is_by_torch or isinstance(event, SavedTensors):
             for training in self.trainings:
-                training.note_file(event.path, event.state, event.is_by_torch and has_optimizer)
+                training.note_file(event.path, event.state)
         if isinstance(event, SavedTensors) or not has_optimizer:
             return
         content = event.state if event.is_by_torch else None

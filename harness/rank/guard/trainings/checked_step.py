@@ -37,12 +37,12 @@ class CheckedStep:
         self.is_armed = False
         self._handles: list[Any] = []
 
-    def arm(self, steps: int, guarded: Guarded) -> None:
-        """Begin to look, after so many steps. ``guarded`` makes a hook that never raises."""
+    def arm(self, guarded: Guarded) -> None:
+        """Begin to look. ``guarded`` makes a hook that never raises."""
         self.is_armed = True
         model, sums = self._model, self._model.sums
         assert sums is not None  # noqa: S101
-        sums.begin_check(self.numbers, steps, self.check <= FIRST_CHECKS and model.was_alone)
+        sums.begin_check(self.numbers, self.check <= FIRST_CHECKS and model.was_alone)
         self.samples.note_left(model.leftovers)
         for number in self.numbers:
             hooked = model.watched[number].hooked

@@ -21,8 +21,6 @@ class TrainedModel:
         self.modules: Modules | None = None
         self.sums: WeightSums | None = None
         self.leftovers = Leftovers()
-        self.copies: list[str] = []
-        """The classes of modules that are copies of what is trained."""
         self.is_complete = True
         """Whether this rank has all that is trained: the others have copies of it."""
         self.is_in_modules = True
@@ -54,7 +52,6 @@ class TrainedModel:
         self.trained, self._ids = trained, frozenset(map(id, parameters))
         self.is_described, self.leftovers = False, Leftovers()
         self.is_complete = is_complete([one.described for one in self.watched])
-        self.copies = self.modules.copies(self._ids)
         self.is_in_modules = not self.modules.names.keys().isdisjoint(self._ids)
         self.sums = WeightSums(self.watched)
         return True

@@ -13,8 +13,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ...training.parameters import Modules
 from ..posting.budget import FIRST_CHECKS, CheckCosts
 from ..posting.posts import LAST, Alarm, Pass, Post
@@ -24,14 +22,63 @@ from ..sampling.module_outputs import ForwardHooks
 from ..sampling.optimizers import has_own_hooks
 from ..sampling.skips import Skips
 from ..states.resumes import Resume
-from ..states.training_states import MODEL, States
-from ..states.written_weights import written_weights
+from ..states.training_states import States
 from .checked_step import CheckedStep, Guarded
 from .trained_model import TrainedModel
-from .turns import Turn
 
 UNNUMBERED = -1
 """The number of an optimizer whose first step will number it."""
+
+
+MOST_WAITS = 16
+"""Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
+MOST_NAPS = 3
+"""Checks given up so, after which an optimizer is not checked again."""
+
+
+class Turn:
+    """The checks of one optimizer: which one it is, and when the next one is."""
+
+    def __init__(self) -> None:
+        self.check = 0
+        """The number of checks that have begun."""
+        self.next_step: int | None = 1
+        """The next checked step; None until rank 0 has chosen it."""
+        self._waits = self._naps = 0
+
+    def begin(self) -> None:
+        """Note that a check begins."""
+        self.check += 1
+        self._waits = 0
+
+    def wait(self) -> bool:
+        """Note that another optimizer stepped during the check; returns whether it is given up."""
+        self._waits += 1
+        if self._waits == MOST_WAITS:
+            self._naps += 1
+            self.next_step = None
+        return self._waits == MOST_WAITS
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether another optimizer stepped during the check."""
+        return bool(self._waits)
+
+    def leave_out(self) -> None:
+        """Check this optimizer no more."""
+        self._naps, self.next_step = MOST_NAPS, None
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it steps so seldom that it is not checked."""
+        return self._naps == MOST_NAPS
+
+    def end_step(self, steps: int, is_checked: bool) -> None:
+        """Note that so many steps were taken, the last of them checked or not."""
+        if self._waits == MOST_WAITS and not self.is_left_out:
+            self.next_step, self._waits = steps + 1, 0
+        if self.next_step == steps and not is_checked:
+            self.next_step = steps + 1  # no backward was before it: a state is made by a step
 
 
 @dataclass
@@ -98,7 +145,7 @@ class Training:
         self.costs.begin_check()
         self.turn.begin()
         self.checked = CheckedStep(self.model, self.turn.check)
-        self.checked.arm(self.steps, guarded)
+        self.checked.arm(guarded)
 
     def disarm(self) -> None:
         """Remove all hooks."""
@@ -233,20 +280,13 @@ class Training:
             if content is not None and not self.model.is_complete:
                 self.states.note_gathered(self.steps, optimizer, watched, path, content)
 
-    def note_file(self, path: str, content: Any, has_optimizer: bool) -> None:
-        """Note the weights that a file gets, perhaps with an optimizer's state: a checkpoint may
-        have several files."""
+    def note_file(self, path: str, content: Any) -> None:
+        """Note the weights that a file gets: a checkpoint may have several files."""
         watched = self.model.watched
-        if not self.steps or not watched or self.model.sums is None:
-            return
-        if self.model.is_complete:
-            self.states.note_weights(self.steps, self.optimizer(), watched, content)
-        # A file of weights alone may be one of the beginning on purpose, to go back to them.
-        is_compared = self.model.is_complete and has_optimizer
-        first = self.model.sums.first if is_compared else torch.zeros(0)
-        weights = written_weights(MODEL, self.steps, path, watched, first, content)
-        if weights is not None:
-            self.states.add(*weights)
+        if self.steps and watched:
+            if self.model.is_complete:
+                self.states.note_weights(self.steps, self.optimizer(), watched, content)
+            self.states.note_values(self.steps, watched, path, content)
 
     def go_on(self) -> None:
         """Note what is trained, if it was loaded since the last step."""
