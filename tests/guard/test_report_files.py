@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.rank.guard.posting.budget import FIRST_CHECKS
 from harness.rank.guard.posting.posts import Alarm
-from harness.rank.guard.reporting.account import Clock
 from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, Report
 from harness.rank.guard.reporting.report_files import ReportFiles
 from harness.rank.guard.settings import Settings
@@ -101,21 +99,6 @@ def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
     (alarm,) = map(json.loads, (tmp_path / "alarms.jsonl").read_text().splitlines())
     assert len(alarm["parameters"]) == MOST_PARAMETERS
     assert alarm["run"] == report.files.run
-
-
-def test_summary_is_due_at_first_with_new_faults_and_once_in_a_period(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seconds = 100.0
-    monkeypatch.setattr("harness.rank.guard.reporting.account.time.monotonic", lambda: seconds)
-    clock = Clock()
-    assert all(clock.is_due(check, 0) for check in range(1, FIRST_CHECKS + 1))
-    assert not clock.is_due(7, 0)
-    assert clock.is_due(8, 1)
-    assert not clock.is_due(9, 1)
-    seconds += 31
-    assert clock.is_due(10, 1)
-    assert not clock.is_due(11, 1)
 
 
 @pytest.mark.launch

@@ -11,18 +11,15 @@ from harness.rank.guard.posting.stores import Store, connected
 
 
 class Old:
-    """A store of torch 2.1: it has no ``check`` and no ``clone``."""
+    """A store of torch before 2.15: it has no ``clone``."""
 
     def __init__(self, store: Any) -> None:
         self.underlying_store = store
         self.get, self.set, self.delete_key = store.get, store.set, store.delete_key
-        self.compare_set = store.compare_set
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_key_is_there_or_not_and_nobody_waits(old: bool) -> None:
-    inner = HashStore()
-    store = Store(Old(inner) if old else inner)
+def test_a_key_is_there_or_not_and_nobody_waits() -> None:
+    store = Store(HashStore())
     assert not store.check(["post"])
     assert not store.check(["post"])
     store.set("post", b"\0\xff bytes")

@@ -82,7 +82,7 @@ def rows() -> Iterator[Rows]:
     numbers = rows.numbers
     subscriptions: list[Any] = [
         on(events.DrawnIndex, after=lambda event: rows.drawn(event.owner, event.value)),
-        on(events.NewIterator, after=lambda event: numbers.begin(event.owner, event.loader)),
+        on(events.NewIterator, after=lambda event: numbers.begin(event.owner)),
         on(
             events.NewFetcher,
             before=lambda event: numbers.worker_begins(event.dataset),
@@ -304,28 +304,26 @@ def test_another_generator_of_numpy_is_no_draw(kind: Callable[[int], Any]) -> No
     assert not has_drawn(before, other)
 
 
-class SpawnedIterator:
-    """What starts workers that are not forked."""
+class StartingIterator:
+    """What starts workers."""
 
     _num_workers, _base_seed = 2, 5
 
 
-def test_where_memory_is_full_workers_that_are_not_forked_are_not_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_memory_is_full_workers_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write into memory that is not there would end the worker."""
 
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", fail)
-    iterator, numbers, files = SpawnedIterator(), WorkerNumbers(), os.listdir("/proc/self/fd")
-    numbers.begin(iterator, workers(none, multiprocessing_context="spawn"))
+    iterator, numbers, files = StartingIterator(), WorkerNumbers(), os.listdir("/proc/self/fd")
+    numbers.begin(iterator)
     assert numbers.of(iterator) == {}
     assert os.listdir("/proc/self/fd") == files
 
 
-def test_a_worker_that_is_not_forked_opens_no_file_that_another_user_may_have_made(
+def test_a_worker_opens_no_file_that_another_user_may_have_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     info = SimpleNamespace(id=1, num_workers=2, seed=6)
@@ -344,8 +342,8 @@ def test_a_worker_that_is_not_forked_opens_no_file_that_another_user_may_have_ma
 
     try:
         read_a_batch()
-        iterator, numbers = SpawnedIterator(), WorkerNumbers()
-        numbers.begin(iterator, workers(none, multiprocessing_context="spawn"))
+        iterator, numbers = StartingIterator(), WorkerNumbers()
+        numbers.begin(iterator)
         read_a_batch()
         assert not any(decoy.read_bytes())
     finally:

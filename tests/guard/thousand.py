@@ -182,20 +182,19 @@ def measure(name: str, ranks: int, part: int, fault: bool, store: Store) -> None
     """Print what two checks cost."""
     model, of = LAYOUTS[name]
     memory = Memory()
-    texts: dict[str, bytes] = {}
     for check in (1, 2):
         names, sizes = [], []
         for post in posts(model, of(ranks), ranks, check, part):
             if fault and check == 2 and post.rank == ranks // 2:
                 damage(post)
-            value = packed(post, texts)
+            value = packed(post)
             names.append(_name(0, check, post.rank))
             sizes.append(len(value))
             store.put(names[-1], value)
         started = time.thread_time()
         values = store.take(names) if store.check(names) else []
         started_at = time.thread_time()
-        read = [unpacked(value, texts.__getitem__) for value in values]
+        read = [unpacked(value) for value in values]
         judged = time.thread_time()
         alarms = judge(read, memory)
         ended = time.thread_time()

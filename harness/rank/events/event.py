@@ -18,17 +18,11 @@ class Place(NamedTuple):
     kind: str
     """The class; empty for a function."""
     name: str
-    before: str = ""
-    """The module that has the class in older releases."""
 
     def owner(self) -> Any:
         """The class or module; None if it is not imported."""
         module = sys.modules.get(self.module)
-        if not self.kind:
-            return module
-        return getattr(module, self.kind, None) or getattr(
-            sys.modules.get(self.before), self.kind, None
-        )
+        return getattr(module, self.kind, None) if self.kind else module
 
 
 @dataclass

@@ -100,12 +100,8 @@ def compiler_question() -> Callable[[], bool]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    is_traced: Callable[[], bool] = getattr(
-        getattr(torch, "compiler", None), "is_compiling", lambda: False
-    )
-
     def is_compiling() -> bool:
-        return is_traced() or any(
+        return torch.compiler.is_compiling() or any(
             isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()
         )
 

@@ -97,7 +97,7 @@ class EngineClip(Clip):
         return function if is_deepspeeds else None  # some releases import torch's
 
 
-SCALER = Place("torch.amp", "GradScaler", "", before="torch.cuda.amp")
+SCALER = Place("torch.amp", "GradScaler", "")
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from ...system.conditions import holds
+from ..training.layouts import living
 
 MISSING = object()
 """The value of what is not there."""
@@ -33,15 +33,10 @@ def objects(names: Iterable[str]) -> dict[str, list[Any]]:
             kinds[name] = kind
         if isinstance(kind, type) or module not in sys.modules:
             objects_by_kind[name] = []
-    if not kinds:
-        return objects_by_kind
-    by_type: dict[type, list[str]] = {}
-    for candidate in gc.get_objects():
-        its_type = type(candidate)
-        if its_type not in by_type:
-            by_type[its_type] = [name for name, base in kinds.items() if issubclass(its_type, base)]
-        for name in by_type[its_type]:
-            objects_by_kind[name].append(candidate)
+    bases = tuple(kinds.values())
+    for candidate in living(lambda kind: issubclass(kind, bases)) if kinds else ():
+        for name, base in kinds.items():
+            objects_by_kind[name] += [candidate] if issubclass(type(candidate), base) else []
     return objects_by_kind
 
 

@@ -11,7 +11,6 @@ name.
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..events import is_engine
-from .layouts import Described, Layout, Master, Share, values_of
+from .layouts import Described, Layout, Master, Share, living, values_of
 
 COPIES = (
     ("bit16_groups", "single_partition_of_fp32_groups"),
@@ -93,8 +92,7 @@ class DeepSpeed(Layout):
         super().__init__(modules)
         self.copies = {
             key: place
-            for one in gc.get_objects()
-            if str(type(one).__module__).startswith("deepspeed.runtime.")
+            for one in living(lambda kind: str(kind.__module__).startswith("deepspeed.runtime."))
             if hasattr(type(one), "step")
             for key, place in _copies(one)
         }

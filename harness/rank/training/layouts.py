@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 Change = Callable[[Any], Any]
@@ -21,15 +22,17 @@ def local(tensor: Any) -> Any:
     return tensor if inner is None else inner
 
 
+def living(is_kind: Callable[[type], bool]) -> list[Any]:
+    """The objects of this process whose class is of a kind. None is asked itself: that may call a
+    property of a proxy."""
+    is_kind = cache(is_kind)
+    return [one for one in gc.get_objects() if is_kind(type(one))]
+
+
 def instances(module: str, name: str) -> list[Any]:
     """The objects of a class of a module, if that is imported."""
     base = getattr(sys.modules.get(module), name, None)
-    if base is None:
-        return []
-    kinds = [base]
-    for subclass in kinds:
-        kinds += subclass.__subclasses__()
-    return [one for one in gc.get_objects() if type(one) in kinds]
+    return [] if base is None else living(lambda kind: issubclass(kind, base))
 
 
 def values_of(tensor: Any, start: int, count: int) -> Any:

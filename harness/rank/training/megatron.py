@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .layouts import Described, Layout, Master, Share, values_of
+from .layouts import Described, Layout, Master, Share, living, values_of
 
 COPIES = (
     ("model_float16_groups", "shard_fp32_from_float16_groups"),
@@ -154,12 +153,11 @@ def _wrappers() -> Iterator[Any]:
     """Megatron's optimizers, each of which wraps one of torch."""
     if "megatron.core.optimizer" not in sys.modules:
         return
-    for candidate in gc.get_objects():
-        module = str(type(candidate).__module__)
-        if module.startswith("megatron.core.optimizer") and "optimizer" in getattr(
-            candidate, "__dict__", {}
-        ):
-            yield candidate
+    yield from (
+        one
+        for one in living(lambda kind: str(kind.__module__).startswith("megatron.core.optimizer"))
+        if "optimizer" in getattr(one, "__dict__", {})
+    )
 
 
 def _shared_embedding(module: Any) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .deepspeed import DeepSpeed, Engines
-from .layouts import Described, Layout, Share, local
+from .layouts import Described, Layout, Share, living, local
 from .megatron import Megatron
 from .names import plain
 from .stages import Pipeline
@@ -77,7 +76,7 @@ class Modules:
     def __init__(self, in_pipeline: bool = False) -> None:
         """``in_pipeline``: the backward of this process begins with gradients, as a stage's."""
         self.in_pipeline = in_pipeline
-        self.modules = modules = _modules()
+        self.modules = modules = living(lambda kind: issubclass(kind, nn.Module))
         inner = {id(child) for module in modules for child in _children(module)}
         self.roots = roots = [module for module in modules if id(module) not in inner]
         self.names: dict[int, str] = {}
@@ -145,18 +144,6 @@ class Modules:
         if self.in_pipeline and not described.ranks and not described.part:
             described.left_out = "nothing says which ranks of a pipeline share them"
         return Share(hooked=parameter)
-
-
-def _modules() -> list[Any]:
-    kinds: dict[type, bool] = {}  # asking an object itself may call a property of a proxy
-    modules = []
-    for candidate in gc.get_objects():
-        kind = type(candidate)
-        if kind not in kinds:
-            kinds[kind] = issubclass(kind, nn.Module)
-        if kinds[kind]:
-            modules.append(candidate)
-    return modules
 
 
 def _children(module: Any) -> list[Any]:

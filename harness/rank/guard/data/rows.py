@@ -19,6 +19,7 @@ from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, Trainer
 from ..fence import Fence, quietly
 from ..posting.posts import Alarm, EpochSample, Pass, Post, sampled_rows
 from ..process import is_worker
+from ..sampling.samples import tensors_in
 from .epochs import FIRST_BATCHES, Epoch, missing_epochs
 from .samplers import EpochSampler, batches_of, draws_again, epoch_samplers, is_installed, shuffles
 from .splits import EpochRows, sample_of_step, splits
@@ -314,7 +315,7 @@ class Rows:
 
         on(DrawnIndex, after=guarded(drawn), when=fence.is_alive)
         on(Batch, after=guarded(batch), when=is_trainer)
-        on(NewIterator, after=guarded(lambda e: numbers.begin(e.owner, e.loader)), when=is_trainer)
+        on(NewIterator, after=guarded(lambda event: numbers.begin(event.owner)), when=is_trainer)
         on(NewFetcher, before=quietly(lambda e: numbers.worker_begins(e.dataset)), when=is_worker)
         on(Fetch, after=quietly(lambda e: numbers.worker_has_read(e.owner.dataset)), when=is_worker)
         on(TrainerEnd, after=guarded(trained), when=fence.is_alive)
@@ -449,7 +450,7 @@ def _masks(batch: Any) -> bool | None:
 
 def digests(batch: Any) -> list[int]:
     """A number for each row of a batch, by its first tensors on the CPU; empty without any."""
-    tensors = [one for one in islice(_tensors(batch), MOST_TENSORS) if one.device.type == "cpu"]
+    tensors = [one for one in islice(tensors_in(batch), MOST_TENSORS) if one.device.type == "cpu"]
     tensors = [one.detach() for one in tensors if one.dim() and not one.is_sparse]
     count = len(tensors[0]) if tensors else 0
     lists: list[list[Any]] = [[] for _ in range(count)]
@@ -463,12 +464,3 @@ def digests(batch: Any) -> list[int]:
     return [
         int.from_bytes(blake2b(repr(row).encode(), digest_size=7).digest(), "big") for row in lists
     ]
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-        return
-    parts = batch.values() if hasattr(batch, "values") else batch
-    for part in parts if isinstance(batch, (list, tuple)) or hasattr(batch, "values") else ():
-        yield from _tensors(part)

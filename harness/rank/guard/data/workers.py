@@ -4,10 +4,9 @@ draw others.
 A worker is another process, and nobody asks it anything. It writes into memory that the process
 that trains shares with it: the states of the generators from which its first two batches have
 drawn, before they drew. What only the first one draws may be a table that a dataset makes once,
-with one seed on purpose. A forked worker has that memory. One that is spawned, or comes from a fork
-server as by default since Python 3.14, looks among the open files of the process that trains for
-memory with the seed of the loader's workers: nobody else can put something there, and nothing is
-left.
+with one seed on purpose. A worker looks among the open files of the process that trains for memory
+with the seed of the loader's workers, however it was started: nobody else can put something there,
+and nothing is left.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import multiprocessing
 import os
 import random
 import sys
@@ -55,72 +53,58 @@ class WorkerNumbers:
 
     def __init__(self) -> None:
         self._slots: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
-        self._newest: mmap.mmap | None = None
-        """What the workers that are forked next share."""
         self._files: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        """What removes the files of iterators whose workers are not forked."""
+        """By iterator, what closes the file of its memory."""
+        self._memory: mmap.mmap | None = None
+        """In a worker, that of its loader, until it has read two batches."""
         self._has_joined = False
-        """Whether this is a worker that was not forked, and has looked for its file."""
+        """Whether this is a worker that has looked for it."""
         self._before: dict[str, Any] = {}
         self._between: dict[str, Any] | None = None
         """The states after the first batch, of generators from which it has drawn."""
         self._sources: dict[str, str] = {}
         """In a worker, the states with which streams choose their sources."""
 
-    def begin(self, iterator: Any, loader: Any) -> None:
-        """Share memory with the workers that an iterator is about to start."""
-        self._newest, workers = None, getattr(iterator, "_num_workers", 0)
-        if not workers:
+    def begin(self, iterator: Any) -> None:
+        """Share memory with the workers that an iterator is about to start: an open file, until the
+        iterator is compared. Another loader with the same seed may have it."""
+        workers, process = getattr(iterator, "_num_workers", 0), os.getpid()
+        seed = getattr(iterator, "_base_seed", None)
+        if not workers or seed is None or not hasattr(os, "memfd_create") or _path(process, seed):
             return
-        memory = mmap.mmap(-1, SLOT * workers) if forks(loader) else self._open(iterator, workers)
-        if memory is not None:
-            self._newest = self._slots[iterator] = memory
-
-    def _open(self, iterator: Any, workers: int) -> mmap.mmap | None:
-        """Memory that is an open file until an iterator is compared; None if there is none, or if
-        another loader with the same seed has it."""
-        process, seed = os.getpid(), getattr(iterator, "_base_seed", None)
-        if seed is None or not hasattr(os, "memfd_create") or _path(process, seed):
-            return None
         file = os.memfd_create(NAME.format(process, seed))
         self._files[iterator] = weakref.finalize(iterator, os.close, file)
         try:
             # Where memory is full, a write into a hole would end a worker.
             os.posix_fallocate(file, 0, SLOT * workers)
-            return mmap.mmap(file, SLOT * workers)
+            self._slots[iterator] = mmap.mmap(file, SLOT * workers)
         except OSError:
             self.forget(iterator)
-            return None
 
-    def _join(self) -> None:
-        """In a worker that was not forked: share the memory of its loader."""
+    def worker_begins(self, dataset: Any) -> None:
+        """In a worker: share the memory of its loader, and note the states before anything is
+        read."""
         worker, parent = torch.utils.data.get_worker_info(), parent_process()
-        if self._has_joined or worker is None or parent is None or parent.pid is None:
+        if self._has_joined or worker is None or parent is None:
             return
         self._has_joined = True
         with contextlib.suppress(OSError, ValueError):
-            file = os.open(_path(parent.pid, worker.seed - worker.id), os.O_RDWR)
+            file = os.open(_path(parent.pid or 0, worker.seed - worker.id), os.O_RDWR)
             try:
-                self._newest = mmap.mmap(file, SLOT * worker.num_workers)
+                self._memory = mmap.mmap(file, SLOT * worker.num_workers)
             finally:
                 os.close(file)
-
-    def worker_begins(self, dataset: Any) -> None:
-        """In a worker: note the states before anything is read."""
-        if self._newest is None:
-            self._join()
-        if self._newest is not None and not self._before:
             self._before = _states(dataset)
 
     def worker_mixes(self, generator: Any) -> None:
         """In a worker: note the state of a generator with which a stream chooses its sources."""
-        if self._newest is not None and (state := state_of(generator)) is not None:
+        if self._memory is not None and (state := state_of(generator)) is not None:
             self._sources[f"{SOURCES} {len(self._sources) + 1}"] = _digest(state)
 
     def worker_has_read(self, dataset: Any) -> None:
         """In a worker: share the states from which the first two batches have drawn."""
         worker = torch.utils.data.get_worker_info()
-        if self._newest is None or worker is None:
+        if self._memory is None or worker is None:
             return
         last = self._before if self._between is None else self._between
         now = _states(dataset)
@@ -128,7 +112,7 @@ class WorkerNumbers:
         if self._between is None:
             self._between = drawn
             return
-        memory, self._newest = self._newest, None
+        memory, self._memory = self._memory, None
         states, self._sources = self._sources, {}
         for name in drawn:
             before = self._before[name]  # half of a seed of torch may be without effect
@@ -168,12 +152,6 @@ def _path(process: int, seed: int) -> str:
                 if os.readlink(f"{folder}/{number}") == target:
                     return f"{folder}/{number}"
     return ""
-
-
-def forks(loader: Any) -> bool:
-    """Whether the workers of a loader are forked."""
-    context = loader.multiprocessing_context or multiprocessing
-    return bool(context.get_start_method() == "fork")
 
 
 EpochDraws = tuple[int, Mapping[int, States]]

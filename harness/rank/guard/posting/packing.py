@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -110,17 +110,15 @@ def columns_of(text: bytes) -> Columns:
     return Columns(text)
 
 
-def packed(post: Post, apart: dict[str, bytes] | None = None) -> bytes:
-    """A post as bytes. ``apart`` gets, by its digest, the text that many ranks have alike."""
+def packed(post: Post) -> bytes:
+    """A post as bytes."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in post.tensors.items()}
     header: dict[str, Any] = {name: _plain(getattr(post, name)) for name in OF_THE_RANK}
     text = b""
     if post.parameters.described:
         table = ParameterTable.of(post.parameters.described)
         tensors["layout"], text = table.numbers.flatten(), table.columns.text
-        header["marks"], header["columns"] = table.marks, table.columns.digest
-        if apart is not None:
-            apart[table.columns.digest], text = text, b""
+        header["marks"] = table.marks
     widest_first = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # aligned
     header["tensors"] = {name: [str(t.dtype)[6:], t.numel()] for name, t in widest_first}
     parts = [json.dumps(header).encode(), _packed_form(post), text]
@@ -170,20 +168,17 @@ def _built(kind: Any, value: Any) -> Any:
     return [_built(inner, one) for one in value] if is_dataclass(inner) else value
 
 
-def unpacked(data: bytes, text_of: Callable[[str], bytes] | None = None) -> Post:
-    """The post of these bytes. Raises ValueError if they are none.
-
-    ``text_of`` has the text of a digest that was put apart.
-    """
+def unpacked(data: bytes) -> Post:
+    """The post of these bytes. Raises ValueError if they are none."""
     try:
-        return _unpacked(data, text_of)
+        return _unpacked(data)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, zlib.error) as error:
         raise ValueError(f"no post: {error!r}") from error
     except RuntimeError as error:  # of torch: the buffer has fewer values
         raise ValueError(f"no post: {error}") from error
 
 
-def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
+def _unpacked(data: bytes) -> Post:
     at, parts = 24, []
     for start in (0, 8, 16):
         size = int.from_bytes(data[start : start + 8], "big")
@@ -192,11 +187,10 @@ def _unpacked(data: bytes, text_of: Callable[[str], bytes] | None) -> Post:
     header, form = json.loads(parts[0]), _form(parts[1])
     tensors = _tensors(header.pop("tensors"), bytearray(data[at:]))
     described: Sequence[Described] = []
-    digest, marks = header.pop("columns", ""), header.pop("marks", [])
-    if digest:
-        text = parts[2] or (text_of(digest) if text_of else b"")
+    marks = header.pop("marks", [])
+    if parts[2]:
         numbers = tensors.pop("layout").reshape(5, -1)
-        described = ParameterTable(columns_of(text), numbers, marks)
+        described = ParameterTable(columns_of(parts[2]), numbers, marks)
         if numbers.shape[1] != len(described):
             raise ValueError("no post: its parameters are others")
     parameters = replace(form["parameters"], described=described)

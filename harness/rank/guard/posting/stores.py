@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 TIMEOUT = datetime.timedelta(seconds=10)
-ABSENT = "distributed-bugs-guard: absent"
 
 PART = 4 * 2**20
 """Bytes of a value: a TCPStore with libuv ends a connection that sends more than 8 MiB."""
@@ -35,10 +34,6 @@ class Store:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         return Store(PrefixStore(prefix, self._store))
-
-    def count(self, name: str) -> int:
-        """How often this was called with a name, on all ranks."""
-        return int(self._store.add(name, 1))
 
     def put(self, name: str, value: bytes) -> int:
         """Set a value of any size, for ``take``; returns the number of its parts."""
@@ -78,10 +73,7 @@ class Store:
 
     def check(self, names: list[str]) -> bool:
         """Whether the store has all these keys."""
-        if hasattr(self._store, "check"):
-            return bool(self._store.check(names))
-        # Torch 2.1: an absent key keeps absent, as it has not the expected value.
-        return all(self._store.compare_set(n, ABSENT, ABSENT) != ABSENT.encode() for n in names)
+        return bool(self._store.check(names))
 
 
 def _part(name: str, number: int) -> str:

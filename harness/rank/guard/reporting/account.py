@@ -38,24 +38,8 @@ UNCOUNTED = {
 """Why losses are not counted."""
 
 PERIOD = 30.0
-"""Seconds between two summaries of a training that runs."""
-
-
-class Clock:
-    """When the summary is to be written: after each of the first checks, with each new fault, and
-    otherwise once in a period."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._faults = 0
-
-    def is_due(self, checks: int, faults: int) -> bool:
-        """Whether to write it now, after so many checks with so many faults."""
-        seconds = time.monotonic()
-        is_due = checks <= FIRST_CHECKS or faults > self._faults or seconds - self._last >= PERIOD
-        if is_due:
-            self._last, self._faults = seconds, faults
-        return is_due
+"""Seconds between two summaries of a training that runs, after its first checks and without a new
+fault."""
 
 
 class Account:
@@ -79,7 +63,8 @@ class Account:
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every)
         self._memories: dict[int, Memory] = {}
         self._facts: dict[str, Any] = {}
-        self._clock = Clock()
+        self._written = 0.0
+        """When the summary was written last, in seconds."""
         self._silent: list[int] = []
         """The ranks without which no check could be judged."""
 
@@ -133,7 +118,8 @@ class Account:
         if posts[0].check == 1:
             is_first = self.report.checks == 1
             self.report.say_not_seen(self._not_seen() if is_first else memory.not_seen.values())
-        if self._clock.is_due(self.report.checks, len(self.report.faults)):
+        is_late = time.monotonic() - self._written >= PERIOD
+        if self.report.checks <= FIRST_CHECKS or lines or is_late:
             self._write(has_ended=False)
 
     # -- telling --
@@ -217,6 +203,7 @@ class Account:
     def _write(self, has_ended: bool) -> None:
         """Write the summary so far, which does not grow with the length of a training: it may be
         killed."""
+        self._written = time.monotonic()
         steps, cost = self._progress()
         self.report.files.write(
             {

@@ -72,8 +72,6 @@ class Mailbox:
         self._pause = SOONEST
         self._sent: list[tuple[int, int, int]] = []
         """Of each post that the store may still have: the optimizer, the check, and its parts."""
-        self._texts: dict[str, bytes] = {}
-        """What many ranks say alike of their parameters, by its digest."""
         self._lost: set[int] = set()
         """Optimizers of which a post was lost, perhaps with a description."""
         self._descriptions: dict[tuple[int, int], Post] = {}
@@ -196,21 +194,8 @@ class Mailbox:
         self._posted_count += 1
 
     def _send(self, post: Post) -> None:
-        apart: dict[str, bytes] = {}
-        value = packed(post, apart)
-        for digest, text in apart.items():
-            if self._store.count(f"texts/{digest}") == 1:  # no rank has sent it
-                self._store.put(f"text/{digest}", text)
-        parts = self._store.put(_name(post.optimizer, post.check, self.rank), value)
+        parts = self._store.put(_name(post.optimizer, post.check, self.rank), packed(post))
         self._sent.append((post.optimizer, post.check, parts))
-
-    def _text(self, digest: str) -> bytes:
-        name = f"text/{digest}"
-        if digest not in self._texts:
-            if not self._store.check([name]):
-                raise ValueError("no post: the rank that had to send its parameters did not")
-            self._texts[digest] = self._store.take([name])[0]
-        return self._texts[digest]
 
     def _collect(self) -> None:
         waiting: set[int] = set()
@@ -234,7 +219,7 @@ class Mailbox:
             values = self._store.take(list(names)) if names else []
             for rank, value in zip(names.values(), values):
                 try:
-                    check.posts[rank] = unpacked(value, self._text)
+                    check.posts[rank] = unpacked(value)
                 except ValueError:
                     self._note(f"check {key[1]}: the post of rank {rank} cannot be read")
                     self._lost.add(key[0])

@@ -6,7 +6,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..sentences import say
@@ -21,59 +22,52 @@ class ReportFiles:
     def __init__(self, folder: str) -> None:
         self.run = _new_run()
         """Tells this run from others in the folder."""
-        self._folder = folder
+        self._folder = folder or os.devnull
         self._name = SUMMARY
-        self._failed = False
+        self._failed = not folder
 
     def begin(self) -> None:
         """Make room for this run, whose process may be forked by one that trains nothing."""
         self.run = _new_run()
-        self._try(self._put_aside)
+        with self._writing():
+            if os.path.exists(self._path(SUMMARY)):
+                os.replace(self._path(SUMMARY), self._path(self._free_name()))
 
     def append(self, alarm: dict[str, Any]) -> None:
         """Add an alarm to those of the folder."""
         line = json.dumps({**alarm, "run": self.run, "time": now()}) + "\n"
-        self._try(lambda: self._append(line))
-
-    def write(self, summary: dict[str, Any]) -> None:
-        """Write the summary of this run so far, in place of its last one."""
-        content = json.dumps({"run": self.run, "time": now(), **summary}, indent=1) + "\n"
-        self._try(lambda: self._write(content))
-
-    def _try(self, write: Callable[[], None]) -> None:
-        if not self._folder:
-            return
-        try:
-            write()
-        except OSError as error:  # a full disk: the checks go on
-            if not self._failed:
-                say(f"the report cannot be written: {error.strerror}: {self._folder}")
-            self._failed = True
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self._folder, name)
-
-    def _append(self, line: str) -> None:
-        with open(self._path(ALARMS), "a+b") as file:
+        with self._writing(), open(self._path(ALARMS), "a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # a full disk has cut the line before
                     file.write(b"\n")
             file.write(line.encode())
 
-    def _write(self, content: str) -> None:
-        if self._name == SUMMARY and self._owner(SUMMARY) not in ("", self.run):
-            # Another training with this folder has begun, and has put the summary of this one aside
-            names = (name for name in self._summaries() if self._owner(name) == self.run)
-            self._name = next(names, None) or self._free_name()
-        part = self._path(f"{self._name}.{self.run}")
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.replace(part, self._path(self._name))
+    def write(self, summary: dict[str, Any]) -> None:
+        """Write the summary of this run so far, in place of its last one."""
+        content = json.dumps({"run": self.run, "time": now(), **summary}, indent=1) + "\n"
+        with self._writing():
+            if self._name == SUMMARY and self._owner(SUMMARY) not in ("", self.run):
+                # Another training with this folder has begun, and has put this summary aside
+                names = (name for name in self._summaries() if self._owner(name) == self.run)
+                self._name = next(names, None) or self._free_name()
+            part = self._path(f"{self._name}.{self.run}")
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(content)
+            os.replace(part, self._path(self._name))
 
-    def _put_aside(self) -> None:
-        if os.path.exists(self._path(SUMMARY)):
-            os.replace(self._path(SUMMARY), self._path(self._free_name()))
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A folder that cannot be written, as on a full disk, is said once: the checks go on."""
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                say(f"the report cannot be written: {error.strerror}: {self._folder}")
+            self._failed = True
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, name)
 
     def _summaries(self) -> list[str]:
         return [name for name in os.listdir(self._folder) if _number(name)]

@@ -7,7 +7,6 @@ and one that raises gets nothing more.
 
 from __future__ import annotations
 
-import gc
 import queue
 import sys
 import threading
@@ -15,6 +14,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ...training.layouts import living
 
 PERIOD = 10.0
 """Seconds between two reports of numbers; an alarm is sent at once."""
@@ -112,5 +113,4 @@ def _open_writer() -> Any:
     """A writer of TensorBoard that is open, found among the objects of this process."""
     modules = [sys.modules[name] for name in WRITERS if name in sys.modules]
     kinds = tuple(kind for module in modules if (kind := getattr(module, "SummaryWriter", None)))
-    writers = (one for one in gc.get_objects() if kinds and issubclass(type(one), kinds))
-    return next((one for one in writers if _is_open(one)), None)
+    return next(filter(_is_open, living(lambda kind: issubclass(kind, kinds))), None)

@@ -6,7 +6,7 @@ gather features, or rows; after a backward they reduce gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..callers import frames
 from ..fence import Fence
 from ..posting.posts import Post
 from .roots import chain_of
+from .samples import tensors_in
 
 REASON = "the loop itself averages the weights after some steps, as local SGD does"
 
@@ -117,13 +118,13 @@ class Collectives:
         if self.in_backward or caller.startswith(PACKAGES):
             return
         if self.is_between:
-            for tensor in _tensors(event.values):
+            for tensor in tensors_in(event.values):
                 if tensor.numel() in self._sizes or tensor.numel() == self._total:
                     self._values += tensor.numel()
             if self._values >= self._total / 2 > 0:
                 self.reason, self._watches, self.is_between = REASON, False, False
         elif event.name in REDUCTIONS:
-            self.reduced += sum(tensor.numel() for tensor in _tensors(event.values))
+            self.reduced += sum(tensor.numel() for tensor in tensors_in(event.values))
         if event.name in GATHERS and not _is_in_step():
             sizes = [one.numel() for one in event.values if isinstance(one, torch.Tensor)]
             # A number of each rank is a loss or a count.
@@ -131,14 +132,6 @@ class Collectives:
                 with torch.enable_grad():
                     node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
                 self._gathered.append(node._sequence_nr())
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (one for one in value if isinstance(one, torch.Tensor))
 
 
 def _is_in_step() -> bool:

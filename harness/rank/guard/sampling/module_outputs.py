@@ -6,7 +6,7 @@ values of the inputs, outputs and weights of each call, on the device; it is nan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,12 @@ from ...training.names import plain
 from ...training.parameters import Modules
 from ..posting.posts import Post
 from ..process import captures
-from .samples import bit_sum, largest, stacked
+from .samples import bit_sum, largest, stacked, tensors_in
 
 MOST_CALLS = 4000
 """Calls that are noted: a recurrent model has many. A limit of memory."""
 MODEL = "the model"
 """The name of a module that has none, and of what a wrapper contains."""
-DEPTH = 4
-"""How deep the arguments and outputs of a module are looked into."""
 
 
 class ForwardHooks:
@@ -95,7 +93,7 @@ class ModuleOutputs:
         try:
             sizes = []
             for value in ([arguments, keywords], output, list(module._parameters.values())):
-                largest_values = largest([local(one).detach() for one in _tensors(value, DEPTH)])
+                largest_values = largest([local(one).detach() for one in tensors_in(value)])
                 # nan is larger than all
                 sizes.append(largest_values.max() if len(largest_values) else torch.zeros(()))
         except Exception as error:  # a tensor of a package, or of a transformed function
@@ -126,7 +124,7 @@ class RootInputs:
 
     def _note(self, _module: Any, arguments: Any, keywords: Any) -> None:
         try:
-            self._sums += [bit_sum(local(one)) for one in _tensors([arguments, keywords], DEPTH)]
+            self._sums += [bit_sum(local(one)) for one in tensors_in([arguments, keywords])]
         except Exception:  # a tensor of a package, or of a transformed function
             self._is_read = False
 
@@ -136,14 +134,6 @@ class RootInputs:
             handle.remove()
         self._handles = []
         return stacked(self._sums).sum().reshape(1) if self._is_read and self._sums else None
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple, Mapping)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(part, depth - 1)
 
 
 def _is_compiled(module: Any) -> bool:

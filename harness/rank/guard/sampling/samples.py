@@ -7,7 +7,7 @@ flat and whole. A rank that has a shard of it has the positions that fall into i
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,19 @@ def is_split_alike(gradient: Any, parameter: Any) -> bool:
     """Whether this rank has the same part of a gradient as of its parameter. A rank may have a part
     of an embedding, and its whole gradient, or one whose reduction is still to be done."""
     return bool(getattr(gradient, "placements", None) == getattr(parameter, "placements", None))
+
+
+DEPTH = 4
+"""How deep tensors are searched in the arguments and outputs of a module, and in a batch."""
+
+
+def tensors_in(value: Any, depth: int = DEPTH) -> Iterator[Tensor]:
+    """The tensors in a value, such as a batch."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(part, depth - 1)
 
 
 def joined(views: Sequence[Tensor]) -> Tensor:

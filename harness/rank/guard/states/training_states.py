@@ -7,7 +7,6 @@ on however many ranks they are.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...training.layouts import local
+from ...training.layouts import living, local
 from ...training.parameters import Watched
 from ..posting.posts import Pass, Post
 from ..sampling.samples import INTEGERS, stacked
@@ -411,14 +410,10 @@ def outer_optimizers(optimizer: Any) -> list[Any]:
     """What wraps an optimizer and keeps tensors for its parameters, as Lookahead does: found among
     all objects of the process, which takes a while."""
     parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
-    outer, kinds = [], {}
-    for candidate in gc.get_objects():
-        kind = type(candidate)
-        if kind not in kinds:
-            kinds[kind] = hasattr(kind, "step") and hasattr(kind, "state_dict")
-        if kinds[kind] and candidate is not optimizer:
-            attributes = getattr(candidate, "__dict__", {})
-            state = attributes.get("state")
-            if attributes.get("optimizer") is optimizer and isinstance(state, Mapping):
-                outer += [candidate] if isinstance(state.get(parameter), dict) else []
+    outer = []
+    for candidate in living(lambda kind: hasattr(kind, "step") and hasattr(kind, "state_dict")):
+        attributes = getattr(candidate, "__dict__", {})
+        state = attributes.get("state")
+        if attributes.get("optimizer") is optimizer and isinstance(state, Mapping):
+            outer += [candidate] if isinstance(state.get(parameter), dict) else []
     return outer

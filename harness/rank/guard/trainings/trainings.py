@@ -101,7 +101,7 @@ class Trainings(list[Training]):
 
 OPTIMIZER = "torch.optim.optimizer.Optimizer"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler"
-SCALERS = "torch.amp.grad_scaler.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler"
+SCALER = "torch.amp.grad_scaler.GradScaler"
 
 FEW = 4
 """More optimizers that have not stepped are those of a notebook's earlier cells: a test has twenty,
@@ -116,10 +116,9 @@ class Earlier:
     others: one that steps is watched from its second step on."""
 
     def __init__(self) -> None:
-        live = objects((OPTIMIZER, SCHEDULE, *SCALERS))
+        live = objects((OPTIMIZER, SCHEDULE, SCALER))
         self.schedules: list[Any] = live.get(SCHEDULE, [])
-        scalers = {id(one): one for name in SCALERS for one in live.get(name, ())}
-        self.scalers = list(scalers.values())  # each once: a class may inherit from another
+        self.scalers: list[Any] = live.get(SCALER, [])
         optimizers = list(filter(is_constructed, live[OPTIMIZER]))
         # One whose constructor failed has no groups, or no state.
         made = (one for one in optimizers if vars(one).get("param_groups"))

@@ -26,7 +26,7 @@ class Workers:
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
         rows, on = self._rows, events.instrument.on
-        on(events.NewIterator, after=self._share, when=_in_rank)
+        on(events.NewIterator, after=lambda e: rows.numbers.begin(e.owner), when=_in_rank)
         on(events.DrawnIndex, after=lambda e: rows.drawn(e.owner, e.value), when=_in_rank)
         on(events.Batch, after=self._batch, when=_in_rank)
         on(events.Backward, before=lambda _: rows.backward(), when=_in_rank)
@@ -45,13 +45,6 @@ class Workers:
             after=lambda e: rows.numbers.worker_has_read(e.owner.dataset),
             when=_in_worker,
         )
-
-    def _share(self, event: events.NewIterator) -> None:
-        """Nothing runs in workers that are not forked."""
-        from harness.rank.guard.data.workers import forks
-
-        if forks(event.loader):
-            self._rows.numbers.begin(event.owner, event.loader)
 
     def _batch(self, event: events.Batch) -> None:
         if event.ended:
