@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
-    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -28,50 +26,21 @@ from tests.guard.test_rows import Numbers, kinds, read
 BATCH, RANKS = 2, 2
 
 
-class Part(Sampler[int]):
-    """Another part of the rows in each epoch."""
+class Shuffled(Sampler[int]):
+    """All rows, in another order in each epoch."""
 
-    def __init__(self, count: int, parts: int = 3) -> None:
-        self.count, self.parts, self.epoch = count, parts, 0
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch = count, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.count // self.parts
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._begin(), self.count, self.parts))
-
-    def _begin(self) -> int:
-        return self.epoch % self.parts
-
-
-class Shuffled(Part):
-    """All rows, in another order in each epoch."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count, 1)
+        return self.count
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.epoch)
         return iter(torch.randperm(self.count, generator=generator).tolist())
-
-
-class Counting(Part):
-    """Counts the epochs itself, unless somebody tells it."""
-
-    def __iter__(self) -> Iterator[int]:
-        rows = super().__iter__()
-        self.epoch += 1
-        return rows
-
-
-class Deaf(Part):
-    """Has a ``set_epoch`` because others have."""
-
-    def _begin(self) -> int:
-        return 0
 
 
 class InOrder(Shuffled):
@@ -85,32 +54,6 @@ class InOrder(Shuffled):
 
     def __iter__(self) -> Iterator[int]:
         return super().__iter__() if self.do_shuffle else iter(range(self.count))
-
-
-class Wrapped(Dataset[int]):
-    def __init__(self, sampler: Sampler[int]) -> None:
-        self._sampler = sampler
-        self._rows: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]
-
-    def reset(self) -> None:
-        self._rows = list(self._sampler)
-
-    def __getitem__(self, at: int) -> int:
-        return self._rows[at]
-
-
-class Divided(DistributedSampler[int]):
-    """Gives a rank its share of what another sampler gives, as Lightning's does."""
-
-    def __init__(self, sampler: Sampler[int], rank: int) -> None:
-        super().__init__(Wrapped(sampler), RANKS, rank)
-
-    def __iter__(self) -> Iterator[int]:
-        self.dataset.reset()  # type: ignore[attr-defined]
-        return (self.dataset[at] for at in super().__iter__())
 
 
 def alarm_kinds(
@@ -137,28 +80,6 @@ def alarm_kinds(
 
 def tell(sampler: Any, epoch: int) -> None:
     sampler.set_epoch(epoch)
-
-
-def tell_inner(sampler: Any, epoch: int) -> None:
-    sampler.set_epoch(epoch)
-    sampler.dataset._sampler.set_epoch(epoch)
-
-
-def test_sampler_that_a_wrapper_does_not_tell_the_epoch_is_named() -> None:
-    divided = [Divided(Part(24), rank) for rank in range(RANKS)]
-
-    assert alarm_kinds(divided, tells=tell)[:1] == ["stuck"]
-
-
-@pytest.mark.parametrize("kind", [Part, Counting, Shuffled, Deaf, InOrder])
-def test_sampler_that_is_told_the_epoch_is_right(kind: Any) -> None:
-    assert alarm_kinds([Divided(kind(24), rank) for rank in range(RANKS)], tells=tell_inner) == []
-
-
-@pytest.mark.parametrize("kind", [Counting, Shuffled, Deaf, InOrder])
-def test_sampler_that_need_not_be_told_the_epoch_is_right(kind: Any) -> None:
-    """A wrapper shuffles what it gives."""
-    assert alarm_kinds([Divided(kind(24), rank) for rank in range(RANKS)], tells=tell) == []
 
 
 def test_order_of_a_sampler_that_nobody_tells_the_epoch_is_told() -> None:
@@ -198,16 +119,3 @@ def test_ranks_may_draw_as_they_like() -> None:
     assert alarm_kinds([RandomSampler(Numbers(), True, 12, generator(r)) for r in every]) == []
     assert alarm_kinds([RandomSampler(Numbers(), False, 12, generator(r)) for r in every]) == []
     assert alarm_kinds([SubsetRandomSampler(range(4, 16), generator(r)) for r in every]) == []
-
-
-def test_ranks_may_have_datasets_of_their_own() -> None:
-    ranks = [Rows() for _ in range(RANKS)]
-    memory = Memory()
-    for rank, rows in enumerate(ranks):
-        data = Subset(Numbers(48), range(rank, 48, RANKS))
-        read(rows, DataLoader(data, BATCH, shuffle=True), epochs=2)
-    views = [
-        View(Post(r, 0, 1, data=RowFacts(passes=rows.passes())), ParameterTable.of([]), None)
-        for r, rows in enumerate(ranks)
-    ]
-    assert list(samples(views, memory)) == []

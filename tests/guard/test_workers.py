@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from harness.rank import events
 from harness.rank.guard.data.rows import Rows
 from harness.rank.guard.data.workers import SLOT, WorkerNumbers, has_drawn, state_of
-from harness.rank.guard.process import is_worker
 
 
 class Noise(Dataset[Any]):
@@ -75,36 +74,15 @@ def none(_: Any) -> float:
 
 
 @pytest.fixture
-def rows() -> Iterator[Rows]:
+def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
     """The rows of this process's loaders, as guard follows them."""
-    rows = Rows()
-    on = events.instrument.on
-    numbers = rows.numbers
-    subscriptions: list[Any] = [
-        on(events.DrawnIndex, after=lambda event: rows.drawn(event.owner, event.value)),
-        on(events.NewIterator, after=lambda event: numbers.begin(event.owner)),
-        on(
-            events.NewFetcher,
-            before=lambda event: numbers.worker_begins(event.dataset),
-            when=is_worker,
-        ),
-        on(
-            events.Fetch,
-            after=lambda event: numbers.worker_has_read(event.owner.dataset),
-            when=is_worker,
-        ),
-        on(
-            events.Batch,
-            after=lambda event: (
-                rows.ended(event.owner)
-                if event.ended
-                else rows.batch(event.owner, event.value, False)
-            ),
-        ),
-    ]
+    rows, instrument = Rows(), events.Instrument()
+    monkeypatch.setattr("harness.rank.guard.data.rows.instrument", instrument)
+    rows.subscribe(lambda handler: handler, is_alive=lambda: True, is_checked=lambda: False)
     yield rows
-    for subscription in subscriptions:
-        subscription.end()
+    for subscriptions in list(instrument._subscriptions.values()):
+        for subscription in list(subscriptions):
+            subscription.end()
 
 
 def train(rows: Rows, loader: Any, epochs: int = 2, batches: int | None = None) -> list[str]:

@@ -53,7 +53,7 @@ class Guard:
         schedules.subscribe(fence)
         Checkpoints(*parts).subscribe()
         Merges(*parts).subscribe()
-        rows.subscribe(fence)
+        rows.subscribe(fence.guarded, fence.is_alive, fence.is_due)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=fence.note_fork)
         atexit.register(self.close)

@@ -303,7 +303,7 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
             )
         return
     memory.compared["checkpoints"] = sum(map(len, saved.wholes.values()))
-    memory.data.begun = [Pass(**one) for one in saved.begun]
+    memory.data.begun, memory.data.passes = [Pass(**one) for one in saved.begun], {}
     memory.data.orders = saved.orders if state.is_promised else []
     yield from _rate(saved, state)
     lost = saved.unequal(state, lambda kind: not _is_weight(kind)) if is_whole else []

@@ -32,8 +32,6 @@ ranks once in 144 and in 256 steps."""
 LEAST_AGAIN = 4
 """So few rows may come again after a load: those of a step whose state was not saved, four in a
 test. Of 100,000 rows about 1,000 are followed, of which a step of 64 has one."""
-MOST_PASSES = 16
-"""Epochs that are remembered: a limit of memory."""
 
 
 def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -124,23 +122,15 @@ def _note_values(sample: EpochSample, memory: Memory) -> None:
 
 
 def passes(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
-    """An epoch has other rows than the one before, if a sampler's epoch says which it has."""
+    """The rest of an epoch, after a load, has other rows than its beginning: once all ranks have
+    read it."""
     for view in views:
         for one in view.post.data.passes:
-            memory.data.passes.setdefault((one.loader, one.number), {})[view.rank] = one
-    posted = {(one.loader, one.number) for view in views for one in view.post.data.passes}
-    for loader, number in sorted(posted):
-        by_rank = memory.data.passes[loader, number]
-        if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
-            yield from _resumed(by_rank, memory)
-            _note_stuck(memory.data.passes.get((loader, number - 1), {}), by_rank, memory)
-    while len(memory.data.passes) > MOST_PASSES:
-        del memory.data.passes[min(memory.data.passes, key=lambda key: key[1])]
-
-
-def _times(by_rank: Mapping[int, Pass]) -> Counter[int]:
-    """How often all ranks together have read each row of which they tell."""
-    return Counter(row for one in by_rank.values() for row in one.sampled)
+            key = one.loader, one.number
+            by_rank = memory.data.passes.setdefault(key, {})
+            by_rank[view.rank] = one
+            if len(by_rank) == len(views) and len({one.size for one in by_rank.values()}) == 1:
+                yield from _resumed(memory.data.passes.pop(key), memory)
 
 
 def of_ranks(passes: Iterable[Pass]) -> Pass:
@@ -170,21 +160,6 @@ def _resumed(by_rank: Mapping[int, Pass], memory: Memory) -> Iterator[Alarm]:
             "another order"
         )
         yield Alarm("samples", "resume", text, sorted(by_rank), float(common))
-
-
-def _note_stuck(before: Mapping[int, Pass], by_rank: Mapping[int, Pass], memory: Memory) -> None:
-    """Note that an epoch has a part of the rows, as the one before: its sampler may be one that
-    needs no epoch."""
-    names = {one.stuck for one in by_rank.values()}
-    times = _times(by_rank)
-    (size,) = {one.size for one in by_rank.values()}
-    total = len(sampled_rows(size))
-    if "" in names or len(before) < len(by_rank) or _times(before) != times or len(times) >= total:
-        return
-    memory.not_seen["stuck"] = (
-        f"whether it is meant that an epoch has the same {len(times) / total:.0%} of the rows as "
-        f"the one before: nobody calls set_epoch of {min(names)}"
-    )
 
 
 def _surprise(

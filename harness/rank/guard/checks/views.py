@@ -57,7 +57,7 @@ class RowMemory:
     orders: list[list[int]] = field(default_factory=list)
     """After a load of the whole training, the first batches of the epochs before its save."""
     passes: dict[tuple[int, int], dict[int, Pass]] = field(default_factory=dict)
-    """By loader and epoch, the epochs of all ranks that are over."""
+    """By loader and epoch, the first epochs after a load that some ranks have read."""
     surprises: dict[Any, float] = field(default_factory=dict)
     """By loader and group of ranks, how much speaks against rows that several ranks read by chance,
     as a logarithm."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, TrainerEnd, instrument
-from ..fence import Fence, quietly
+from ..fence import quietly
 from ..posting.posts import Alarm, EpochSample, Pass, Post, sampled_rows
 from ..process import is_worker
 from ..sampling.samples import tensors_in
@@ -46,8 +46,6 @@ IGNORED = -100
 """The label that counts in no loss."""
 LEAST_UNMASKED = 4
 """Batches without a masked label that make a fault: a row may have no prompt."""
-PASSES = 3
-"""Epochs of a loader of which rank 0 learns how often they have a row."""
 
 
 class Loader:
@@ -74,13 +72,11 @@ class Loader:
         self._before: Epoch | None = None
         """... and the one before."""
         self._open: list[Epoch] = []
-        """The first epochs that train, of which rank 0 has not learned yet."""
+        """The first epochs after a load, of which rank 0 has not learned yet."""
         self._goes_on = goes_on
         """Whether the next one may be the rest of one that began before a save."""
         self._resumed: Epoch | None = None
         """The first epoch after a load, until rank 0 has learned with which rows it begins."""
-        self._passes = 0
-        """Those of which it has."""
         self._iterator: Callable[[], Any] = lambda: None
         """The last iterator whose batches train, ..."""
         self._iterators = 0
@@ -187,8 +183,7 @@ class Loader:
             self._splits = self._splits and not before.part.repeats
         epoch.goes_on, self._goes_on = self._goes_on, False
         self._resumed = epoch if epoch.goes_on else self._resumed
-        if epoch.goes_on or self._passes + len(self._open) < PASSES:
-            self._open.append(epoch)
+        self._open += [epoch] if epoch.goes_on else []
 
     def _compare_order(self, epoch: Epoch) -> Alarm | None:
         before = self._before if epoch is self._trained else None
@@ -197,7 +192,6 @@ class Loader:
             return None
         if before.steppers.isdisjoint(epoch.steppers):
             return None  # two models train on one dataset, or an epoch is read for another end
-        self._open = []
         if not _has_orders(before) and not _has_orders(epoch):
             return None  # so few rows have this order again by chance
         text = (
@@ -236,19 +230,18 @@ class Loader:
         return EpochSample(self.number, epoch.training, surprise, rows, sample_of_step(step))
 
     def passes(self) -> Iterator[Pass]:
-        """What rank 0 is to learn of epochs that are over."""
+        """What rank 0 is to learn of the first epochs after a load that are over."""
         for epoch in [epoch for epoch in self._open if epoch.is_over]:
             self._open.remove(epoch)
-            self._passes += 1
-            if (epoch.samplers or epoch.goes_on) and not self._repeats:
-                yield self._pass(self._passes, epoch, epoch.rows, epoch.sampled)
+            if not self._repeats:
+                yield self._pass(epoch, epoch.rows, epoch.sampled)
 
     def begun(self) -> Iterator[Pass]:
         """The epoch that trains now, in its middle."""
         epoch = self._trained
         trained = epoch.trained_rows() if epoch is not None and not self._repeats else None
         if epoch is not None and trained is not None:
-            yield self._pass(self._passes + 1, epoch, *trained)
+            yield self._pass(epoch, *trained)
 
     def order(self) -> list[int]:
         """The first batches of the last epoch that trained, if it is over and shuffled."""
@@ -262,8 +255,8 @@ class Loader:
         epoch, self._resumed = self._resumed, None
         return epoch.first
 
-    def _pass(self, number: int, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
-        return Pass(self.number, number, self._size, rows, epoch.largest, epoch.stuck, sampled)
+    def _pass(self, epoch: Epoch, rows: int, sampled: list[int]) -> Pass:
+        return Pass(self.number, epoch.training, self._size, rows, epoch.largest, sampled)
 
 
 def _has_orders(epoch: Epoch) -> bool:
@@ -294,18 +287,24 @@ class Rows:
         """The loader of the last batch, and its iterator."""
         self.begin()
 
-    def subscribe(self, fence: Fence) -> None:
-        """Subscribe to what loaders read, in the process that trains and in their workers."""
-        on, guarded, numbers = instrument.on, fence.guarded, self.numbers
+    def subscribe(
+        self,
+        guarded: Callable[[Callable[[Any], None]], Callable[[Any], None]],
+        is_alive: Callable[[], bool],
+        is_checked: Callable[[], bool],
+    ) -> None:
+        """Subscribe to what loaders read, in the process that trains and in their workers.
+        ``is_checked`` says whether the rows of the step that runs are compared."""
+        on, numbers = instrument.on, self.numbers
 
         def is_trainer() -> bool:
-            return fence.is_alive() and not is_worker()
+            return is_alive() and not is_worker()
 
         def batch(event: Batch) -> None:
             if event.ended:
                 self.ended(event.owner)
             else:
-                self.batch(event.owner, event.value, fence.is_due())
+                self.batch(event.owner, event.value, is_checked())
 
         def drawn(event: DrawnIndex) -> None:
             self.drawn(event.owner, event.value)
@@ -313,12 +312,12 @@ class Rows:
         def trained(event: TrainerEnd) -> None:
             self.alarms += list(missing_epochs(*event.values[:2]))
 
-        on(DrawnIndex, after=guarded(drawn), when=fence.is_alive)
+        on(DrawnIndex, after=guarded(drawn), when=is_alive)
         on(Batch, after=guarded(batch), when=is_trainer)
         on(NewIterator, after=guarded(lambda event: numbers.begin(event.owner)), when=is_trainer)
         on(NewFetcher, before=quietly(lambda e: numbers.worker_begins(e.dataset)), when=is_worker)
         on(Fetch, after=quietly(lambda e: numbers.worker_has_read(e.owner.dataset)), when=is_worker)
-        on(TrainerEnd, after=guarded(trained), when=fence.is_alive)
+        on(TrainerEnd, after=guarded(trained), when=is_alive)
 
     def describe(self, post: Post, masked_by: str) -> None:
         """Say in a post what was read. ``masked_by`` is the setting by which some labels are to be

@@ -76,8 +76,6 @@ class Pass:
     """The rows that this rank has read."""
     batch: int
     """The most rows of a batch."""
-    stuck: str
-    """The class of a sampler that nobody has told of this epoch; empty without one."""
     sampled: list[int]
     """Those of them that are among ``sampled_rows``."""
 

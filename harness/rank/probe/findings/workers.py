@@ -26,42 +26,20 @@ class Workers:
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
         rows, on = self._rows, events.instrument.on
-        on(events.NewIterator, after=lambda e: rows.numbers.begin(e.owner), when=_in_rank)
-        on(events.DrawnIndex, after=lambda e: rows.drawn(e.owner, e.value), when=_in_rank)
-        on(events.Batch, after=self._batch, when=_in_rank)
+        rows.subscribe(lambda handler: handler, is_alive=lambda: True, is_checked=lambda: False)
         on(events.Backward, before=lambda _: rows.backward(), when=_in_rank)
-        on(
-            events.NewFetcher,
-            before=lambda e: rows.numbers.worker_begins(e.dataset),
-            when=_in_worker,
-        )
         on(
             events.MixedStream,
             before=lambda e: rows.numbers.worker_mixes(getattr(e.owner, "generator", None)),
-            when=_in_worker,
+            when=lambda: not _in_rank(),
         )
-        on(
-            events.Fetch,
-            after=lambda e: rows.numbers.worker_has_read(e.owner.dataset),
-            when=_in_worker,
-        )
-
-    def _batch(self, event: events.Batch) -> None:
-        if event.ended:
-            self._rows.ended(event.owner)
-        else:
-            self._rows.batch(event.owner, event.value, is_checked=False)
 
     def report(self) -> list[str]:
         """What is wrong with the workers, in a line for each fault."""
         return [f"{WORKERS}: {alarm.text}" for alarm in self._rows.alarms if alarm.kind in KINDS]
 
 
-def _in_worker() -> bool:
+def _in_rank() -> bool:
     from torch.utils.data import get_worker_info
 
-    return get_worker_info() is not None
-
-
-def _in_rank() -> bool:
-    return not _in_worker()
+    return get_worker_info() is None
