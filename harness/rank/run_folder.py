@@ -14,13 +14,11 @@ which can be graded again.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,7 +29,7 @@ from harness.rank.exits import EXIT_FILE, trial_folder
 from harness.system import archives
 from harness.system.documents import json_of
 from harness.system.errors import HarnessError, Inconclusive
-from harness.system.files import folder_whole, read_json, unwritten, write_json
+from harness.system.files import folder_whole, locked, read_json, unwritten, write_json
 
 RUN_FILE = "run.json"
 VERDICT_FILE = "verdict.json"
@@ -182,27 +180,15 @@ def shared(runs: Path) -> Iterator[None]:
     A run that holds the lock alone first removes unfinished files of killed runs. The lock is on
     the folder itself, and the kernel frees it when the process ends.
     """
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        handle = os.open(runs, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield  # making the run folder fails too, and reports the reason
-        return
-    try:
-        if _locked(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            _remove_unfinished(runs)
-        _locked(handle, fcntl.LOCK_SH)
+    with ExitStack() as stack:
+        with suppress(OSError):  # making the run folder fails too, or there are no locks on folders
+            runs.mkdir(parents=True, exist_ok=True)
+            with locked(runs, wait=False) as is_alone:
+                if is_alone:
+                    _remove_unfinished(runs)
+        with suppress(OSError):
+            stack.enter_context(locked(runs, shared=True))
         yield
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int, mode: int) -> bool:
-    try:
-        fcntl.flock(handle, mode)
-    except OSError:  # another run holds it, or the file system has no locks on folders
-        return False
-    return True
 
 
 def _remove_unfinished(runs: Path) -> None:
@@ -211,14 +197,10 @@ def _remove_unfinished(runs: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     for run in runs.glob("[0-9]*"):
         if re.fullmatch(NAME, run.name) and not (run / VERDICT_FILE).exists():
-            for file in _unfinished_files(run):
-                file.unlink(missing_ok=True)
-
-
-def _unfinished_files(run: Path) -> Iterator[Path]:
-    yield from run.glob(f".{VERDICT_FILE}.*")
-    for depth in ("*", "*/*"):  # the folder of a trial, or of one of its launches
-        yield from run.glob(f"{depth}/.{EXIT_FILE}.*")
+            # Also in the folder of a trial, or of one of its launches.
+            for pattern in (f".{VERDICT_FILE}.*", f"*/.{EXIT_FILE}.*", f"*/*/.{EXIT_FILE}.*"):
+                for file in run.glob(pattern):
+                    file.unlink(missing_ok=True)
 
 
 RECORDED = "recorded.tar.xz"

@@ -86,4 +86,4 @@ def test_another_model_with_the_same_names_is_not_looked_at() -> None:
     states, post = States(), Post(0, 0, LAST)
     states.note_values(1, watched_weights, "last.ckpt", {"model": models[0].state_dict()})
     states.describe(post)
-    assert [part[0] for part in post.states[0]["parts"]] == ["weight", "bias"]
+    assert [part[0] for part in post.states[0].parts] == ["weight", "bias"]

@@ -27,7 +27,7 @@ def test_round_trip() -> None:
     read = unpacked(packed(post))
 
     assert list(read.parameters.described) == post.parameters.described
-    assert read.data.rows == [list(one) for one in post.data.rows]
+    assert [tuple(one) for one in read.data.rows] == post.data.rows
     read.parameters.described, read.run.form = post.parameters.described, ""
     assert replace(read, data=post.data, tensors={}) == replace(post, tensors={})
     assert read.tensors.keys() == post.tensors.keys()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import LAST, Alarm, Post
-from harness.rank.guard.reporting.saved_states import NAME, SavedStates
+from harness.rank.guard.posting.posts import LAST, Alarm, Part, Post, TrainingState
+from harness.rank.guard.reporting.account import SAVED_STATES, SavedStates
 from harness.rank.guard.states.training_states import (
     FILLED,
     PARTED,
@@ -22,9 +21,7 @@ from harness.rank.guard.states.training_states import (
     SAVED,
     WEIGHT,
     WRITTEN,
-    Part,
     States,
-    TrainingState,
 )
 from harness.rank.training.parameters import Modules, watched
 from tests.slow import slow
@@ -53,7 +50,7 @@ def posts(values: Tensors, ranks: int = 1, **fields: object) -> list[Post]:
             for key, part in parts.items()
         ]
         sums = [part.view(torch.int32).sum(dtype=torch.int32).long() for part in parts.values()]
-        posts.append(Post(rank, 0, LAST, states=[asdict(state)]))
+        posts.append(Post(rank, 0, LAST, states=[state]))
         posts[-1].tensors["states"] = torch.stack(sums)
     return [unpacked(packed(post)) for post in posts]
 
@@ -184,7 +181,7 @@ def test_without_moments_all_weights_say_which_save_is_loaded(
 def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
     parts = posts(tensors(), 2)
     for post in parts:
-        post.states[0]["path"] = f"/rank{post.rank}.pt"
+        post.states[0].path = f"/rank{post.rank}.pt"
     judged = Memory()
     assert judge(parts, judged) == []
     (saved,) = judged.saved
@@ -193,7 +190,7 @@ def test_ranks_that_save_files_of_their_own_save_one_state() -> None:
 
 @pytest.mark.parametrize("content", ["", "[{}]", "[1]", '{"a": 1}'])
 def test_damaged_file_of_saved_states_is_no_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / NAME).write_text(content)
+    (tmp_path / SAVED_STATES).write_text(content)
     assert SavedStates(str(tmp_path)).states == []
 
 
@@ -308,7 +305,7 @@ def _split(needed: int, ranks: int, savers: int) -> list[Post]:
     posts = [Post(rank, 0, LAST) for rank in range(ranks)]
     for post in posts[:savers]:
         numbers = {"names": ["a", "b"], "ranks": needed}
-        post.states = [asdict(TrainingState(PARTED, 3, "/folder/model.pt", numbers=numbers))]
+        post.states = [TrainingState(PARTED, 3, "/folder/model.pt", numbers=numbers)]
         post.tensors["states"] = torch.zeros(1, dtype=torch.int64)
     return [unpacked(packed(post)) for post in posts]
 
@@ -336,7 +333,7 @@ def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others()
     states.note_gathered(1, optimizer, entries, "/saved.pt", content)
     post, judged = Post(0, 0, LAST), Memory()
     states.describe(post)
-    assert [state["path"] for state in post.states] == ["/saved.pt"]
+    assert [state.path for state in post.states] == ["/saved.pt"]
     assert judge([post], judged) == []
     values = {(n, WEIGHT): p.detach() for n, p in model.named_parameters()}
     values |= {(n, k): moments[n][k] for n in moments for k in ("exp_avg", "exp_avg_sq")}

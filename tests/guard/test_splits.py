@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from harness.rank.guard.checks.views import Memory
+from harness.rank.guard.data.epochs import SAMPLE, EpochRows
 from harness.rank.guard.data.rows import Rows
-from harness.rank.guard.data.splits import SAMPLE, EpochRows
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.posts import Alarm
 from tests.guard.made_posts import made_posts

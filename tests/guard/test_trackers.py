@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,13 +51,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def test_run_without_trackers_has_no_thread_and_imports_nothing() -> None:
-    before, threads = set(sys.modules), threading.active_count()
+def test_run_without_trackers_imports_nothing() -> None:
+    before = set(sys.modules)
     all_of_them = Trackers()
     all_of_them.send(3, NUMBERS, ["a fault"])
-    all_of_them.close()
     assert set(sys.modules) == before
-    assert threading.active_count() == threads
 
 
 def test_numbers_are_sent_now_and_then_and_alarms_at_once(run: Run) -> None:
@@ -68,7 +65,6 @@ def test_numbers_are_sent_now_and_then_and_alarms_at_once(run: Run) -> None:
     all_of_them.send(3, NUMBERS, ["a fault"])
     all_of_them.send(3, NUMBERS, [])
     all_of_them.send(3, NUMBERS, [], is_last=True)
-    all_of_them.close()
     assert run.calls == [(NUMBERS, False), (NUMBERS, False), "a fault", (NUMBERS, False)]
 
 
@@ -92,7 +88,6 @@ def test_module_of_that_name_that_has_no_run_gets_nothing(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())  # type: ignore[arg-type]
     all_of_them = Trackers()
     all_of_them.send(3, NUMBERS, ["a fault"])
-    all_of_them.close()
     assert all_of_them.notes == []
 
 
@@ -109,21 +104,8 @@ def test_tracker_that_raises_gets_nothing_more_and_others_go_on(
     all_of_them = Trackers()
     all_of_them.send(3, NUMBERS, ["a"])
     all_of_them.send(3, NUMBERS, ["b"])
-    all_of_them.close()
     assert all_of_them.notes == ["Weights & Biases gets nothing more: OSError: no network"]
     assert [writer.texts for writer in writers] == [[], ["a", "b"]]
-
-
-def test_slow_tracker_makes_nobody_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "END", 0.01)
-    stop = threading.Event()
-    monkeypatch.setattr(run, "log", lambda *_, **__: stop.wait(30))
-    all_of_them = Trackers()
-    for _ in range(2 * trackers.MOST_WAITING):
-        all_of_them.send(3, NUMBERS, ["a fault"])
-    all_of_them.close()
-    stop.set()
-    assert all_of_them.notes == ["a tracker is slow: some reports were not sent"]
 
 
 @pytest.fixture(scope="module")

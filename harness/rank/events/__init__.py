@@ -46,7 +46,7 @@ from .checkpoints import (
 )
 from .event import Event
 from .instrument import Instrument, Subscription, instrument
-from .patches import Patches, calling_frame, compiler_question, replace_everywhere
+from .patches import Patches, calling_frame, compiler_question, frames, replace_everywhere
 from .steps import (
     Clip,
     EngineClip,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -152,6 +152,14 @@ class _Aliases:
 FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
 _aliases = _Aliases()
+
+
+def frames() -> Iterator[Any]:
+    """The frames of all functions that led here."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def calling_frame() -> Any:

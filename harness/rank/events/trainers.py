@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .event import Call, Place
+from .patches import frames
 
 
 @dataclass
@@ -40,13 +41,9 @@ def engine_of(module: Any) -> Any:
     pipeline's engine calls its stage. None without an engine."""
     if is_engine(module):
         return module
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if is_engine(caller) and getattr(caller, "module", None) is module:
-            return caller
-        frame = frame.f_back
-    return None
+    callers = (frame.f_locals.get("self") for frame in frames())
+    engines = (one for one in callers if is_engine(one) and getattr(one, "module", None) is module)
+    return next(engines, None)
 
 
 def wrapper_of(optimizer: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..events import frames
+
 STRANGERS = tuple(
     os.path.join(folder, "")
     for folder in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
@@ -33,27 +35,9 @@ def place_of_caller() -> Hashable:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _frames() -> Iterator[Any]:
+def user_frames() -> Iterator[Any]:
     """The frames of the user's code that runs now: not those of installed packages."""
     return (one for one in frames() if not one.f_code.co_filename.startswith(INSTALLED))
-
-
-def frames() -> Iterator[Any]:
-    """The frames of all functions that led here."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def files_of_callers() -> set[str]:
-    """The files of the user's code that runs now."""
-    return {frame.f_code.co_filename for frame in _frames()}
-
-
-def variables_of_callers() -> Iterator[dict[str, Any]]:
-    """The variables of each function of the user's code that runs now."""
-    return (frame.f_locals for frame in _frames())
 
 
 def numbers_of_losses(files: Iterable[str]) -> frozenset[float]:

@@ -1,7 +1,7 @@
 """The table of checks, by the names that ``--checks`` and alarms have. Nothing here needs torch.
 
-A judge is a module of ``checks`` with a function of its name, which yields alarms of the posts of
-all ranks of a step. It asks no device and no rank.
+A judge is a module of ``checks`` with a function of its name, or another function of it, and yields
+alarms of the posts of all ranks of a step. It asks no device and no rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHECKS = (
         "updates",
         "the step follows the formula of SGD, Adam or AdamW. All ranks use the same learning "
         "rate for a parameter that they share",
-        ("updates", "unheld", "groups", "masters"),
+        ("updates", "updates.unheld", "updates.groups", "updates.masters"),
     ),
     Check(
         "precision",

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from ...system.conditions import holds, word_of
-from ..events import is_engine
+from ..events import frames, is_engine
 from . import live_objects
-from .callers import frames, variables_of_callers
+from .callers import user_frames
 from .live_objects import objects
 from .posting.posts import ParameterFacts, Post
 
@@ -100,7 +100,7 @@ def _accumulation_of_loop() -> int:
     """The number of a variable of the user's code with a name such as ``grad_accum_steps``, or of
     an option of its command line; 0 if there is none, or several."""
     numbers = set()
-    for variables in variables_of_callers():
+    for variables in (frame.f_locals for frame in user_frames()):
         options = [vars(one) for one in variables.values() if isinstance(one, argparse.Namespace)]
         for space in (variables, *options):
             numbers |= {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -100,13 +99,3 @@ class Fence:
         """A handler of an event that this fence calls."""
         # Torch would warn of other hooks when a user saves a tensor that has them.
         return unserializable_hook(partial(self.call, handler))
-
-
-def quietly(handler: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A handler in a worker of a loader, which reports nothing."""
-
-    def handle(event: Any) -> None:
-        with contextlib.suppress(Exception):
-            handler(event)
-
-    return handle

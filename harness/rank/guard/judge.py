@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 
-import torch
-
 from . import checks
 from .check_table import CHECKS
 from .checks.accumulation import LOSS_NEAR, loss_count
@@ -33,10 +31,8 @@ right loops average after 6 to 9 steps, so the fifth check was too early; DiLoCo
 APART = (("gradients", "mean"), ("replicas", "differ"))
 """The alarms of ranks that train alone."""
 
-NONE = torch.zeros(1)
-
 JUDGES: dict[str, Callable[[Sequence[View], Memory], Iterator[Alarm]]] = {
-    name: getattr(import_module(f"{checks.__name__}.{name}"), name)
+    name: getattr(import_module(f"{checks.__name__}.{name.split('.')[0]}"), name.split(".")[-1])
     for check in CHECKS
     for name in check.judges
 }
@@ -81,16 +77,6 @@ def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             trained = sum(1 for _ in copies(views, [(v, n) for v in known for n in v.numbers]))
             yield from [alarm] if 2 * len(alarm.parameters) <= trained else []
         memory.compared["replicas"] = max(count, memory.compared["replicas"])
-    names = [tuple(view.post.outputs.buffers) for view in views]
-    if len(set(names)) == 1 and names[0]:
-        sums = torch.stack([view.post.tensors["buffers"] for view in views])
-        is_apart = (sums != sums[0]).any(0).tolist()
-        apart = [name for name, differs in zip(names[0], is_apart) if differs]
-        if apart:
-            others = f" and {len(apart) - 1} more" if apart[1:] else ""
-            memory.not_seen["buffers"] = (
-                f"whether buffers should be equal: {apart[0]}{others} differ between ranks"
-            )
 
 
 def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Memory) -> list[Alarm]:
@@ -104,7 +90,7 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
     if len({view.post.loop.joined for view in views}) > 1:
         averages = "the ranks have taken unlike numbers of steps in a join()"
     if memory.apart.unreduced and any(
-        int(view.post.tensors.get("outside", NONE).sum()) for view in views
+        "outside" in view.post.tensors and int(view.post.tensors["outside"].sum()) for view in views
     ):
         averages = "the loop itself changes weights after a step, as local SGD does"
     if memory.apart.unreduced and any(view.post.loop.outer for view in views):

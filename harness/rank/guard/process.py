@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from .callers import frames
+from ..events import frames
 
 MAKING = {
     "initialize_optimizer_states": "deepspeed.",

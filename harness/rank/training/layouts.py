@@ -11,6 +11,14 @@ from typing import Any
 
 Change = Callable[[Any], Any]
 
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What DDP, torch.compile, FSDP1 and checkpointing put into the names of parameters."""
+
+
+def plain(name: str) -> str:
+    """The name of a parameter without the parts that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
 
 def same(tensor: Any) -> Any:
     return tensor
@@ -25,8 +33,8 @@ def local(tensor: Any) -> Any:
 def living(is_kind: Callable[[type], bool]) -> list[Any]:
     """The objects of this process whose class is of a kind. None is asked itself: that may call a
     property of a proxy."""
-    is_kind = cache(is_kind)
-    return [one for one in gc.get_objects() if is_kind(type(one))]
+    is_cached_kind: Any = cache(is_kind)
+    return [one for one in gc.get_objects() if is_cached_kind(type(one))]
 
 
 def instances(module: str, name: str) -> list[Any]:
@@ -73,11 +81,6 @@ class Described:
     gradient, and uses the sum."""
     master: str = ""
     """The type of the copy that the optimizer steps; empty if it steps the weight itself."""
-
-    @property
-    def stepped(self) -> str:
-        """The type in which the optimizer steps."""
-        return self.master or self.dtype
 
 
 @dataclass

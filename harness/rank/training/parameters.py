@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from .deepspeed import DeepSpeed, Engines
-from .layouts import Described, Layout, Share, living, local
+from .layouts import Described, Layout, Share, living, local, plain
 from .megatron import Megatron
-from .names import plain
 from .stages import Pipeline
 from .torch_layouts import DTensors, Fsdp1, Fsdp2, averages, split_rows
 
@@ -81,7 +80,8 @@ class Modules:
         self.roots = roots = [module for module in modules if id(module) not in inner]
         self.names: dict[int, str] = {}
         self.parameters: dict[int, Any] = {}
-        for root in sorted(roots, key=_is_no_wrapper):
+        wrapper = nn.parallel.DistributedDataParallel
+        for root in sorted(roots, key=lambda one: not isinstance(one, wrapper)):
             for model in (*_models_with_average(root), root):
                 for name, parameter in model.named_parameters():
                     self.names.setdefault(id(parameter), plain(name))
@@ -91,7 +91,7 @@ class Modules:
         self.ignored: set[int] = set()
         """The parameters that DDP was told to leave to each rank."""
         for module in modules:
-            if isinstance(module, nn.parallel.DistributedDataParallel):
+            if isinstance(module, wrapper):
                 try:
                     ranks = dist.get_process_group_ranks(module.process_group)
                 except (KeyError, ValueError):  # of a training before this one: it was destroyed
@@ -148,10 +148,6 @@ class Modules:
 
 def _children(module: Any) -> list[Any]:
     return [child for child in module.__dict__.get("_modules", {}).values() if child is not None]
-
-
-def _is_no_wrapper(module: Any) -> bool:
-    return not isinstance(module, nn.parallel.DistributedDataParallel)
 
 
 def _models_with_average(root: Any) -> list[Any]:

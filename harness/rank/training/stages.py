@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ..events import frames
 from .layouts import Described, Layout, Share, instances
 
 PIPELINE = "torch.distributed.pipelining.stage"
@@ -49,9 +50,7 @@ def _frames_of_stage(module: Any) -> Iterator[Any]:
     """The frames of torch's pipeline stage that calls this module now, if any."""
     if "torch.distributed.pipelining" not in sys.modules:
         return
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in frames():
         caller = frame.f_locals.get("self")
         if getattr(caller, "submod", None) is module and hasattr(caller, "stage_index"):
             yield frame
-        frame = frame.f_back  # type: ignore[assignment]

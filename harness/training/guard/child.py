@@ -147,10 +147,15 @@ def run(
     words: Sequence[str], environment: Mapping[str, str], mark: str, is_to_stop: Callable[[], bool]
 ) -> Ending:
     """Run a command until it ends. ``mark`` is a variable of its environment that no other process
-    has with this value: all that the command started ends, too, if a signal ended it."""
+    has with this value: all that the command started ends, too, if a signal ended it. Raises
+    UserError for what the kernel does not start, such as a script without an interpreter."""
     ending = Ending()
     with _waited_for() as (signals, mask):
-        process = _started(words, environment, mask)
+        try:
+            process = subprocess.Popen(words, env=environment, preexec_fn=lambda: _set_mask(mask))
+        except OSError as error:
+            reason = f"cannot start '{one_line(words[0])}': {error.strerror}"
+            raise UserError(f"{reason}; name its interpreter, as in python train.py") from None
         child, witness = Child(process, (mark, environment[mark])), Witness(words)
         deadline = math.inf
         while process.poll() is None:
@@ -171,18 +176,6 @@ def run(
             _end(child, signal.SIGTERM, signals)
     ending.code = code if code >= 0 else 128 - code
     return ending
-
-
-def _started(
-    words: Sequence[str], environment: Mapping[str, str], mask: set[int]
-) -> subprocess.Popen[bytes]:
-    """Raises UserError for what the kernel does not start, such as a script without a first line
-    that names its interpreter, or with one that does not exist."""
-    try:
-        return subprocess.Popen(words, env=environment, preexec_fn=lambda: _set_mask(mask))
-    except OSError as error:
-        reason = f"cannot start '{one_line(words[0])}': {error.strerror}"
-        raise UserError(f"{reason}; name its interpreter, as in python train.py") from None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,25 +58,22 @@ def code_folder() -> Path:
     for name, content in sorted(files.items()):
         digest.update(name.encode() + b"\0" + content + b"\0")
     folder = home() / f"code-{digest.hexdigest()[:16]}"
+    if folder.is_dir():
+        return folder
     with writing(folder, "HARNESS_CACHE"):
-        if not folder.is_dir():
-            _write(folder, files)
+        try:
+            with folder_whole(folder) as aside:
+                for name, content in files.items():
+                    path = aside / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                    path.chmod(0o444)
+            for inside in (folder, *folder.glob("**/")):  # not aside: it could not be deleted
+                inside.chmod(0o555)
+        except OSError:
+            if not folder.is_dir():  # otherwise another command was faster, and has the same files
+                raise
     return folder
-
-
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    try:
-        with folder_whole(folder) as aside:
-            for name, content in files.items():
-                path = aside / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                path.chmod(0o444)
-        for inside in (folder, *folder.glob("**/")):  # not aside: it could not be deleted
-            inside.chmod(0o555)
-    except OSError:
-        if not folder.is_dir():  # otherwise another command was faster, and has the same files
-            raise
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ....detectors.arithmetic import NOISE
-from ..posting.posts import Alarm, Pass, Post
+from ..posting.posts import Alarm, Part, Pass, Post, TrainingState
 from ..states.training_states import (
     COPY,
     FILED,
@@ -29,8 +29,6 @@ from ..states.training_states import (
     SAVES,
     WEIGHT,
     WRITTEN,
-    Part,
-    TrainingState,
     stamp,
 )
 from .samples import of_ranks
@@ -82,7 +80,7 @@ class State(TrainingState):
             name: {kind: list(vars(whole).values()) for kind, whole in kinds.items()}
             for name, kinds in self.wholes.items()
         }
-        return {**vars(self), "wholes": wholes}
+        return {**vars(self), "wholes": wholes, "begun": [vars(one) for one in self.begun]}
 
     @staticmethod
     def of_json(content: dict[str, Any]) -> State:
@@ -90,7 +88,9 @@ class State(TrainingState):
             name: {kind: Whole(*fields) for kind, fields in kinds.items()}
             for name, kinds in content["wholes"].items()
         }
-        return State(**{**content, "wholes": wholes, "is_of_this_process": False})
+        begun = [Pass(**one) for one in content["begun"]]
+        fields = {**content, "wholes": wholes, "begun": begun, "is_of_this_process": False}
+        return State(**fields)
 
     def is_loaded_by(self, later: State) -> bool:
         """Whether a load reads the file that this save has written."""
@@ -184,8 +184,7 @@ def _events(posts: Iterable[Post]) -> Iterator[list[Member]]:
     for post in posts:
         sums: Any = post.tensors.get("states")
         at, times = 0, dict[Any, int]()
-        for fields in post.states if sums is not None else ():
-            state = TrainingState(**fields)
+        for state in post.states if sums is not None else ():
             if state.event == PARTED:
                 continue
             begin, at = at, at + len(state.parts)
@@ -224,12 +223,12 @@ def _merged(members: Sequence[Member]) -> State:
         for key, value in first_state.numbers.items()
         if all(state.numbers.get(key) == value for _, state, _ in members)
     }
-    begun = _begun([[Pass(**one) for one in state.begun] for _, state, _ in members])
+    begun = _begun([state.begun for _, state, _ in members])
     fields = {**vars(first_state), "parts": [], "numbers": common, "begun": begun}
     return State(**fields, wholes=wholes, ranks=[rank for rank, *_ in members])
 
 
-def _begun(by_rank: Sequence[Sequence[Pass]]) -> list[dict[str, Any]]:
+def _begun(by_rank: Sequence[Sequence[Pass]]) -> list[Pass]:
     """The epochs in which the ranks were, if each rank was in one epoch of so many rows, and no row
     came twice."""
     by_size: dict[int, list[Pass]] = {}
@@ -237,7 +236,7 @@ def _begun(by_rank: Sequence[Sequence[Pass]]) -> list[dict[str, Any]]:
         for one in begun:
             by_size.setdefault(one.size, []).append(one)
     merged = [of_ranks(passes) for passes in by_size.values() if len(passes) == len(by_rank)]
-    return [asdict(one) for one in merged if len(set(one.sampled)) == len(one.sampled)]
+    return [one for one in merged if len(set(one.sampled)) == len(one.sampled)]
 
 
 def _digest(value: Any) -> str:
@@ -247,18 +246,18 @@ def _digest(value: Any) -> str:
 def _parted(posts: Sequence[Post]) -> Iterator[Alarm]:
     """All ranks that split a tensor save their parts of it."""
     ranks: dict[int, set[int]] = {}
-    first: dict[int, dict[str, Any]] = {}
+    first: dict[int, TrainingState] = {}
     for post in posts:
         for state in post.states:
-            if state["event"] == PARTED:
-                ranks.setdefault(state["step"], set()).add(post.rank)
-                first.setdefault(state["step"], state)
+            if state.event == PARTED:
+                ranks.setdefault(state.step, set()).add(post.rank)
+                first.setdefault(state.step, state)
     for step, those in ranks.items():
         state = first[step]
-        names, needed = state["numbers"]["names"], state["numbers"]["ranks"]
+        names, needed = state.numbers["names"], state.numbers["ranks"]
         if len(those) < min(needed, len(posts)):
             text = (
-                f"{os.path.basename(state['path']) or 'a file'} got only this rank's part of "
+                f"{os.path.basename(state.path) or 'a file'} got only this rank's part of "
                 f"{named(names)}, and the other ranks, {needed} in all, save nothing"
             )
             yield Alarm("checkpoints", "parts", text, sorted(those), 1 / needed, names, step)
@@ -303,7 +302,7 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
             )
         return
     memory.compared["checkpoints"] = sum(map(len, saved.wholes.values()))
-    memory.data.begun, memory.data.passes = [Pass(**one) for one in saved.begun], {}
+    memory.data.begun, memory.data.passes = saved.begun, {}
     memory.data.orders = saved.orders if state.is_promised else []
     yield from _rate(saved, state)
     lost = saved.unequal(state, lambda kind: not _is_weight(kind)) if is_whole else []

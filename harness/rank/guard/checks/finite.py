@@ -28,7 +28,6 @@ def has_lost_loss(post: Post) -> bool:
 
 def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """Losses and weights are finite."""
-    _note_seen(views, memory)
     if memory.weights.was_told:
         return
     losses = {v.rank: loss for v in views if (loss := _lost_loss(v.post)) is not None}
@@ -52,22 +51,6 @@ def finite(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             f"whether it is meant that the loss is {value} in step {step}, perhaps as a batch has "
             f"no labels{where}"
         )
-
-
-def _note_seen(views: Sequence[View], memory: Memory) -> None:
-    pairs = [(v.post.tensors["weight_sizes"], v) for v in views if "weight_sizes" in v.post.tensors]
-    sizes = [size for size, view in pairs if len(size) == len(view.numbers) > 0]
-    if not sizes:
-        return
-    memory.compared["finite"] = max(map(len, sizes))
-    # Of several optimizers that step after one backward, the first one has its losses.
-    has_losses = any("roots" in v.post.tensors or v.post.run.optimizers > 1 for v in views)
-    has_weights = any(bool(size.any()) for size in sizes)
-    missing = [] if has_losses else ["losses"]
-    missing += [] if has_weights else ["weights"]
-    memory.not_seen.pop("finite", None)
-    if missing:
-        memory.not_seen["finite"] = f"whether {' and '.join(missing)} are finite is not seen"
 
 
 def _lost_loss(post: Post) -> float | None:

@@ -54,7 +54,13 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         memory.compared["samples"] = len(by_loader)
     is_told = False
     for (loader, readers), group in product(by_loader.items(), sorted(groups)):
-        lists = {r: tuple(readers[r]) for r in group if _are_rows(readers.get(r, ()))}
+        # Random rows, or padding, are equal among themselves.
+        lists = {
+            rank: tuple(rows)
+            for rank in group
+            for rows in [readers.get(rank, [])]
+            if rows and (len(rows) < 4 or len(set(rows)) >= 0.5 * len(rows))
+        }
         if len(lists) < 2:
             continue
         readers_of = Counter(lists.values())
@@ -76,7 +82,7 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 
 def splitting_groups(views: Sequence[View]) -> set[tuple[int, ...]]:
     """The groups of ranks that average gradients, of other rows each."""
-    tables = {one.columns.digest: one.columns for one in (view.described for view in views)}
+    tables = {view.described.columns.digest: view.described.columns for view in views}
     return {
         columns.groups[group]
         for columns in tables.values()
@@ -176,8 +182,3 @@ def _surprise(
     orders = math.lgamma(count + 1) - math.lgamma(max(0, count - min(sizes, default=0)) + 1)
     chance = pairs - orders if sizes else 0.0
     return -min(0.0, chance) / 2 - math.log(2)
-
-
-def _are_rows(rows: Sequence[int]) -> bool:
-    """Whether these are rows of data: random ones, or padding, are equal among themselves."""
-    return len(rows) > 0 and not (len(rows) >= 4 and len(set(rows)) < 0.5 * len(rows))

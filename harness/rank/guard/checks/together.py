@@ -17,9 +17,6 @@ from ..posting.packing import BEGIN, END, MARK, OPTIMIZED
 from ..sampling.samples import Positions
 from .views import View
 
-ROWS = 64
-"""Ranks whose samples are converted at once: a thousand would need 100 MB."""
-
 MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd numbers that spread a change over all bits of a product (splitmix64)."""
 
@@ -109,77 +106,41 @@ def _right_gradients(views: Sequence[View], near: float) -> dict[str, bool] | No
     least = 1 if len(views) == 1 else 0
     sizes = [len(columns.groups[columns.group[number]]) for number in at.tolist()]
     expected = torch.tensor(sizes).clamp(min=least)
-    summed = _sums(views, counts, is_held)
-    if summed is None:
-        return None
-    total, largest, present = summed
-    members = is_held.sum(0)
-    has_some = present & (members > 0)
+    parameter = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    computed = [view.post.tensors.get("computed", torch.zeros(0)) for view in views]
+    if any(len(values) != len(parameter) for values in computed):
+        return None  # one was sampled otherwise
+    has = [[str(n) in view.post.gradients.computed for n in view.numbers] for view in views]
+    mask = torch.tensor(has, dtype=torch.bool) & is_held
+    values = torch.stack(computed).double().masked_fill(~mask[:, parameter], 0.0)
+    norms = torch.zeros(mask.shape, dtype=torch.float64).index_add_(1, parameter, values**2)
+    largest, members = norms.amax(0).sqrt(), is_held.sum(0)
+    has_some = mask.any(0) & (members > 0)
     if bool((has_some & (members != expected)).any()):
         return None  # no wrapper says which ranks are averaged, or not all of them are here
-    parameter = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    mean = total / members.clamp(min=1)[parameter]
-    if not bool(torch.isfinite(mean).all()):
+    mean = values.sum(0) / members.clamp(min=1)[parameter]
+    place = _places(views)
+    if not bool(torch.isfinite(mean).all()) or place is None:
         return None
     slots = torch.full((len(columns.names),), -1)
     slots[at] = torch.arange(len(at))
-    compared = torch.zeros(len(at), dtype=torch.bool)
-    starts = counts.cumsum(0) - counts
-    for begin in range(0, len(views), ROWS):
-        rows = slice(begin, begin + ROWS)
-        place = _places(views[rows])
-        if place is None:
-            return None
-        row, slot, position, count = place[0], slots[place[1]], place[2], place[3] - place[2]
-        keep = (slot >= 0) & has_some[slot] & is_held[rows][row, slot]
-        if not bool(keep.all()):
-            return None
-        compared[slot] = True
-        pair = torch.repeat_interleave(torch.arange(len(slot)), count)
-        where = torch.arange(len(pair)) - (count.cumsum(0) - count)[pair]
-        where += (position + starts[slot])[pair]
-        gradients = torch.cat([view.post.tensors["used"] for view in views[rows]]).double()
-        share = count / counts[slot].clamp(min=1)
-        square = torch.zeros(len(views[rows]), dtype=torch.float64)
-        square = square.index_add(0, row, largest[slot] ** 2 * share)
-        if not _are_right(gradients, mean[where], row[pair], square, near):
-            return None
+    row, slot, position, count = place[0], slots[place[1]], place[2], place[3] - place[2]
+    keep = (slot >= 0) & has_some[slot] & is_held[row, slot]
+    if not bool(keep.all()):
+        return None
+    compared = torch.zeros(len(at), dtype=torch.bool).index_fill_(0, slot, True)
+    pair = torch.repeat_interleave(torch.arange(len(slot)), count)
+    where = torch.arange(len(pair)) - (count.cumsum(0) - count)[pair]
+    where += (position + (counts.cumsum(0) - counts)[slot])[pair]
+    gradients = torch.cat([view.post.tensors["used"] for view in views]).double()
+    share = count / counts[slot].clamp(min=1)
+    square = torch.zeros(len(views), dtype=torch.float64)
+    square = square.index_add(0, row, largest[slot] ** 2 * share)
+    if not _are_right(gradients, mean[where], row[pair], square, near):
+        return None
     names = [columns.names[number] for number in at.tolist()]
     is_held_by_any = is_held.any(0).tolist()
     return {name: bool(c) for name, c, held in zip(names, compared, is_held_by_any) if held}
-
-
-def _sums(
-    views: Sequence[View], counts: Tensor, is_held: Tensor
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The sums of the gradients of all ranks, the largest norm of a parameter, and whether any rank
-    has one; None if one was sampled otherwise."""
-    size = int(counts.sum())
-    parameter = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    total = torch.zeros(size, dtype=torch.float64)
-    largest = torch.zeros(len(counts), dtype=torch.float64)
-    present = torch.zeros(len(counts), dtype=torch.bool)
-    forms: dict[str, Tensor] = {}
-    for begin in range(0, len(views), ROWS):
-        rows, has = views[begin : begin + ROWS], []
-        for view in rows:
-            form = view.post.run.form or str(view.rank)
-            if form not in forms:
-                forms[form] = torch.tensor(
-                    [str(n) in view.post.gradients.computed for n in view.numbers]
-                )
-            has.append(forms[form])
-        computed = [view.post.tensors.get("computed", torch.zeros(0)) for view in rows]
-        if any(len(values) != size for values in computed):
-            return None
-        mask = torch.stack(has) & is_held[begin : begin + ROWS]
-        values = torch.stack(computed).double().masked_fill(~mask[:, parameter], 0.0)
-        total += values.sum(0)
-        norms = torch.zeros(mask.shape, dtype=torch.float64)
-        norms.index_add_(1, parameter, values**2)
-        largest = torch.maximum(largest, norms.amax(0).sqrt())
-        present |= mask.any(0)
-    return total, largest, present
 
 
 def _places(views: Sequence[View]) -> Tensor | None:

@@ -1,17 +1,22 @@
-"""A step moves the weights as the formula of its optimizer says."""
+"""A step moves the weights as the formula of its optimizer says, alike on all ranks.
+
+The weights of the model are those that it moves, rounded, and it has all that gets gradients.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ....detectors.arithmetic import NOISE
 from ..posting.posts import Alarm
 from .stacked_updates import Updates, alike, stacked
-from .views import Memory, View
+from .views import Memory, View, named
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """The rounding of a weight, as a fraction."""
@@ -114,3 +119,95 @@ def _wrong(comparisons: Sequence[Comparison], row: int, view: View) -> Iterator[
             f"{view.post.parameters.kind} says{others}"
         )
     yield Alarm("updates", "formula", text, [view.rank], errors[worst], names)
+
+
+SAME = ("lr", "weight_decay", "momentum", "betas", "eps", "d")
+"""Settings of a group that say how far a step goes; ``d`` is the step size that Prodigy and
+D-Adaptation choose. Others may be of one rank, such as a seed."""
+
+
+def groups(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """Ranks step a parameter with the same settings: where each has a shard, no copies would show
+    that they do not."""
+    firsts: dict[Any, tuple[Any, int]] = {}
+    forms = set()
+    for view in views:
+        if view.post.run.form in forms:
+            continue  # the same settings as those of a rank before
+        forms.update([view.post.run.form] if view.post.run.form else [])
+        for update in view.post.parameters.updates:
+            described = view.described[update.parameter]
+            rate = {"lr": update.rate} if update.rate >= 0 else {}
+            values = {name: update.group[name] for name in SAME if name in update.group}
+            for name, value in {**values, **rate}.items() if described.ranks else ():
+                place = described.name, described.part, tuple(described.ranks), name
+                first, rank = firsts.setdefault(place, (value, view.rank))
+                if not _are_equal(value, first):
+                    text = (
+                        f"ranks step {described.name} with other settings: {name} is {first} on "
+                        f"rank {rank}, and {value} on rank {view.rank}"
+                    )
+                    yield Alarm("updates", "settings", text, [view.rank], 0.0, [described.name])
+                    return
+
+
+def _are_equal(value: Any, second: Any) -> bool:
+    """Whether two numbers, or lists of numbers, are equal, as far as rounding allows."""
+    values, others = (one if isinstance(one, (list, tuple)) else [one] for one in (value, second))
+    return len(values) == len(others) and all(
+        one == other or abs(one - other) <= NOISE * abs(other) for one, other in zip(values, others)
+    )
+
+
+def masters(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """The weights of the model are those that the optimizer steps, rounded."""
+    for view in views:
+        counts = view.post.tensors.get("unrounded")
+        if counts is None:
+            continue
+        memory.compared["masters"] = sum(bool(view.described[n].master) for n in view.numbers)
+        apart = {
+            view.described[number].name: int(count)
+            for number, count in zip(view.numbers, counts)
+            if int(count)
+        }
+        if apart:
+            total, names = sum(apart.values()), list(apart)
+            kind = view.described[view.numbers[0]].master
+            text = (
+                f"{total} value{'s' if total > 1 else ''} of {named(names)} are not those of the "
+                f"copy in {kind} that the optimizer steps, rounded"
+            )
+            yield Alarm("updates", "copy", text, [view.rank], float(total), names)
+
+
+def unheld(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
+    """What gets gradients is in an optimizer: not so if that holds tensors of no module."""
+    for view in views:
+        post = view.post
+        is_late = post.check >= 3 and "bits" in post.tensors
+        if view.first_bits is None or not is_late or not post.gradients.unheld:
+            continue
+        still = [
+            described.name
+            for number in view.numbers
+            for described in [view.described[number]]
+            if not described.optimized
+            and described.trained
+            and int(view.first_bits[number]) == view.bits(number)
+            # An earlier model may have kept its gradients.
+            and (post.gradients.foreign or str(number) in post.gradients.computed)
+        ]
+        if still and not post.gradients.foreign:  # a loop may freeze them so
+            verb = "gets" if len(still) == 1 else "get"
+            memory.not_seen["unheld"] = (
+                f"whether it is meant that {named(still)} {verb} gradients and no optimizer has "
+                f"{'it' if len(still) == 1 else 'them'}"
+            )
+        elif still:
+            s = "s" if len(still) == 1 else ""
+            text = (
+                f"{named(still)} get{s} gradients but never move{s}: the optimizer holds "
+                f"{post.gradients.foreign} tensors that belong to no module and have no gradient"
+            )
+            yield Alarm("updates", "unheld", text, [view.rank], float(len(still)), still)

@@ -1,28 +1,80 @@
-"""An epoch of a loader, as this rank reads it."""
+"""An epoch of a loader, as this rank reads it.
+
+A sampler that splits gives each row to one rank, once in an epoch. That a sampler splits is seen
+from how many rows it gives to a rank, and from rows that never come again. The numbers of the rows
+say it then, also of steps that are not checked.
+"""
 
 from __future__ import annotations
 
+import heapq
+import math
+import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from ..live_objects import attribute
 from ..posting.posts import Alarm
-from .samplers import EpochSampler
-from .splits import EpochRows
 
 FIRST_BATCHES = 4
 """The batches by which the order of two epochs is compared: shorter epochs are not. Whether so few
 rows say anything, ``LEAST_ORDERS`` decides."""
 AHEAD = 16
 """Batches that a loop may have read and not trained on: a test reads two ahead."""
+MOST_NUMBERS = 1 << 16
+"""Rows of an epoch that are remembered: so many different ones on each of two ranks show a split of
+600 million rows."""
+SAMPLE = 128
+"""Rows of an epoch that are compared with those of other ranks. Two ranks that share half of 10,000
+rows have more than 16 of them in common."""
+HASHES = 1 << 32
+STEP_SAMPLE = 16
+"""Rows of a step whose values are compared: they vary in the right loop
+``rows.repeated_augmentation``."""
+MIX = 2654435761
+"""An odd number: all ranks choose rows by the same hash, so that their samples can meet."""
+
+
+class EpochRows:
+    """The rows of an epoch, without its last batch: that may be filled up with rows of others."""
+
+    def __init__(self, dataset_rows: int) -> None:
+        self.dataset_rows = dataset_rows
+        self.sample: set[int] = set()
+        self.repeats = False
+        """Whether a row came twice."""
+        self._numbers: set[int] = set()
+        self._limit = HASHES
+
+    def add(self, rows: list[int]) -> None:
+        """Note a batch."""
+        if len(self._numbers) >= MOST_NUMBERS:
+            return
+        expected = len(self._numbers) + len(rows)
+        self._numbers.update(rows)
+        self.repeats = self.repeats or len(self._numbers) < expected
+        self.sample.update(row for row in rows if _hash(row) < self._limit)
+        while len(self.sample) > SAMPLE:
+            self._limit //= 2
+            self.sample = {row for row in self.sample if _hash(row) < self._limit}
+
+    @property
+    def surprise(self) -> float:
+        """The surprisal, in nats, of the birthday problem: that no row came twice, if each was
+        drawn from all of them."""
+        count, total = len(self._numbers), self.dataset_rows
+        if count >= total:
+            return 0.0
+        orders = math.lgamma(total + 1) - math.lgamma(total - count + 1)
+        return count * math.log(total) - orders
 
 
 class Epoch:
     """A pass of an iterator over its rows."""
 
-    def __init__(self, number: int, length: int | None, samplers: list[EpochSampler]) -> None:
-        self.number, self.length, self.samplers = number, length, samplers
+    def __init__(self, number: int, length: int | None, told: list[Any]) -> None:
+        self.number, self.length, self.told = number, length, told
         self.batches = self.rows = self.largest = self.backwards = 0
         self.first: list[int] = []
         self.last_row = -1
@@ -38,8 +90,8 @@ class Epoch:
         """Which of the epochs that train it is; 0 if it does not."""
         self.goes_on = False
         """Whether it may be the rest of an epoch that began before a save."""
-        self.stuck = ""
-        """The sampler that was not told of it."""
+        self.is_stuck = False
+        """Whether nobody has told a sampler of it."""
         self.seen: set[int] = set()
         self.sampled: list[int] = []
         """Those of its rows of which rank 0 learns."""
@@ -75,11 +127,6 @@ class Epoch:
         rows, sampled = ends.get(trained, (0, 0))
         return (rows, self.sampled[:sampled]) if rows else None
 
-    def not_told(self, before: Epoch) -> str:
-        """The name of a sampler that nobody has told of this epoch after the one before."""
-        told = {sampler.told for sampler in before.samplers}
-        return next((one.name for one in self.samplers if one.told in told), "")
-
 
 LEAST_MISSING = 0.05
 """The part of the epochs that is missing: less may be the rest of an epoch, which is dropped, such
@@ -104,3 +151,32 @@ def missing_epochs(settings: Any, state: Any) -> Iterator[Alarm]:
             f"it planned {planned:.0f} steps, which are fewer"
         )
         yield Alarm("samples", "short", text, size=missing)
+
+
+def sample_of_step(values: dict[int, int]) -> list[list[int]]:
+    """Some rows of a step, each with the number for its values."""
+    rows = heapq.nsmallest(STEP_SAMPLE, values, key=_hash)
+    return [[row, values[row]] for row in rows]
+
+
+def _hash(row: int) -> int:
+    return row * MIX % HASHES
+
+
+def splits(iterator: Any, dataset: Any) -> int:
+    """The rows of the dataset, if an epoch of this rank has as many batches as if the ranks, or
+    groups of them, split it; otherwise 0."""
+    try:
+        sampler = iterator._index_sampler
+        batches, size, rows = len(sampler), int(sampler.batch_size), len(dataset)
+    except Exception:  # a stranger's code
+        return 0
+    ranks = int(os.environ.get("WORLD_SIZE") or 1)
+    if size < 1 or batches >= rows // size:
+        return 0
+    is_split = any(
+        rows // (parts * size) <= batches <= -(-rows // (parts * size))
+        for parts in range(2, ranks + 1)
+        if ranks % parts == 0
+    )
+    return rows if is_split else 0

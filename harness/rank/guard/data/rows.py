@@ -16,15 +16,12 @@ import torch
 from torch import Tensor
 
 from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, TrainerEnd, instrument
-from ..fence import quietly
 from ..posting.posts import Alarm, EpochSample, Pass, Post, sampled_rows
 from ..process import is_worker
 from ..sampling.samples import tensors_in
-from .epochs import FIRST_BATCHES, Epoch, missing_epochs
-from .samplers import EpochSampler, batches_of, draws_again, epoch_samplers, is_installed, shuffles
-from .splits import EpochRows, sample_of_step, splits
-from .streams import ROUNDS, Rounds
-from .workers import EpochDraws, WorkerNumbers, compared_draws, is_stream
+from .epochs import FIRST_BATCHES, Epoch, EpochRows, missing_epochs, sample_of_step, splits
+from .samplers import batches_of, draws_again, is_installed, shuffles, told_epochs
+from .workers import ROUNDS, EpochDraws, Rounds, WorkerNumbers, compared_draws, is_stream
 
 MOST_ROWS = 512
 """Rows of a step that are compared with those of other ranks: a limit of a post's size."""
@@ -131,10 +128,10 @@ class Loader:
         if size != self._size:
             self._size, self._sampled = size, set(sampled_rows(size))
         self._shuffles = shuffles(iterator)
-        samplers: list[EpochSampler] = []
+        told: list[Any] = []
         with contextlib.suppress(Exception):  # a stranger's code
-            samplers = epoch_samplers(iterator)
-        epoch = Epoch(self._count, batches_of(iterator), samplers)
+            told = told_epochs(iterator)
+        epoch = Epoch(self._count, batches_of(iterator), told)
         split_rows = splits(iterator, self.dataset())
         epoch.part = EpochRows(split_rows) if split_rows else None
         return epoch
@@ -177,7 +174,7 @@ class Loader:
         self._trained = epoch
         epoch.training = before.training + 1 if before else 1
         if before is not None:
-            epoch.stuck = epoch.not_told(before)
+            epoch.is_stuck = any(one in before.told for one in epoch.told)
         if before is not None and before.part is not None:
             self._surprise += before.part.surprise
             self._splits = self._splits and not before.part.repeats
@@ -187,7 +184,7 @@ class Loader:
 
     def _compare_order(self, epoch: Epoch) -> Alarm | None:
         before = self._before if epoch is self._trained else None
-        shuffles = self._shuffles or (epoch.stuck and not epoch.is_sorted)
+        shuffles = self._shuffles or (epoch.is_stuck and not epoch.is_sorted)
         if before is None or before.first != epoch.first or not shuffles:
             return None
         if before.steppers.isdisjoint(epoch.steppers):
@@ -315,8 +312,8 @@ class Rows:
         on(DrawnIndex, after=guarded(drawn), when=is_alive)
         on(Batch, after=guarded(batch), when=is_trainer)
         on(NewIterator, after=guarded(lambda event: numbers.begin(event.owner)), when=is_trainer)
-        on(NewFetcher, before=quietly(lambda e: numbers.worker_begins(e.dataset)), when=is_worker)
-        on(Fetch, after=quietly(lambda e: numbers.worker_has_read(e.owner.dataset)), when=is_worker)
+        on(NewFetcher, before=lambda event: numbers.worker_begins(event.dataset), when=is_worker)
+        on(Fetch, after=lambda event: numbers.worker_has_read(event.owner.dataset), when=is_worker)
         on(TrainerEnd, after=guarded(trained), when=is_alive)
 
     def describe(self, post: Post, masked_by: str) -> None:

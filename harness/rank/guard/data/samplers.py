@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -58,19 +58,11 @@ def shuffles(iterator: Any) -> bool:
     )
 
 
-class EpochSampler(NamedTuple):
-    """A user's sampler whose rows depend on an epoch that somebody has to tell it."""
-
-    name: str
-    told: tuple[tuple[str, Any], ...]
-    """What ``set_epoch`` has set before this epoch."""
-
-
-def epoch_samplers(iterator: Any) -> list[EpochSampler]:
-    """The samplers of an iterator, and those that they wrap, that have a ``set_epoch`` on which
-    their rows depend, as their code says. torch's own are known, and not among them."""
+def told_epochs(iterator: Any) -> list[Any]:
+    """What ``set_epoch`` has set in the samplers of an iterator, and in those that they wrap, whose
+    rows depend on that, as their code says. torch's own are known, and not among them."""
     waiting, visited = deque(chain(iterator)), {id(getattr(iterator, "_dataset", None))}
-    samplers = []
+    told = []
     while waiting and len(visited) < MOST_OBJECTS:
         owner = waiting.popleft()
         attributes = getattr(owner, "__dict__", None)
@@ -81,9 +73,9 @@ def epoch_samplers(iterator: Any) -> list[EpochSampler]:
             return []
         values = [(name, attributes.get(name)) for name in sorted(names_of_epoch(type(owner)))]
         if values and all(value is None or isinstance(value, PLAIN) for _, value in values):
-            samplers.append(EpochSampler(type(owner).__name__, tuple(values)))
+            told.append((type(owner), values))
         waiting += attributes.values()
-    return samplers
+    return told
 
 
 def names_of_epoch(kind: type) -> frozenset[str]:

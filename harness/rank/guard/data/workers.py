@@ -19,7 +19,7 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from multiprocessing.process import parent_process
 from typing import Any
@@ -72,9 +72,9 @@ class WorkerNumbers:
         seed = getattr(iterator, "_base_seed", None)
         if not workers or seed is None or not hasattr(os, "memfd_create") or _path(process, seed):
             return
-        file = os.memfd_create(NAME.format(process, seed))
-        self._files[iterator] = weakref.finalize(iterator, os.close, file)
         try:
+            file = os.memfd_create(NAME.format(process, seed))
+            self._files[iterator] = weakref.finalize(iterator, os.close, file)
             # Where memory is full, a write into a hole would end a worker.
             os.posix_fallocate(file, 0, SLOT * workers)
             self._slots[iterator] = mmap.mmap(file, SLOT * workers)
@@ -88,7 +88,7 @@ class WorkerNumbers:
         if self._has_joined or worker is None or parent is None:
             return
         self._has_joined = True
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # such as no file: nobody compares its loader
             file = os.open(_path(parent.pid or 0, worker.seed - worker.id), os.O_RDWR)
             try:
                 self._memory = mmap.mmap(file, SLOT * worker.num_workers)
@@ -104,21 +104,24 @@ class WorkerNumbers:
     def worker_has_read(self, dataset: Any) -> None:
         """In a worker: share the states from which the first two batches have drawn."""
         worker = torch.utils.data.get_worker_info()
-        if self._memory is None or worker is None:
-            return
+        if self._memory is not None and worker is not None:
+            with contextlib.suppress(Exception):  # a worker reports nothing
+                self._share(dataset, worker.id, self._memory)
+
+    def _share(self, dataset: Any, worker: int, memory: mmap.mmap) -> None:
         last = self._before if self._between is None else self._between
         now = _states(dataset)
         drawn = {name: now[name] for name in last.keys() & now if has_drawn(last[name], now[name])}
         if self._between is None:
             self._between = drawn
             return
-        memory, self._memory = self._memory, None
+        self._memory = None
         states, self._sources = self._sources, {}
         for name in drawn:
             before = self._before[name]  # half of a seed of torch may be without effect
             states[name] = _digest(before[2] if before[0] == "torch" else before)
         self._before, self._between = {}, None
-        text, start = json.dumps(states).encode(), SLOT * worker.id
+        text, start = json.dumps(states).encode(), SLOT * worker
         if len(text) < SLOT:
             memory[start + 1 : start + 1 + len(text)] = text
             memory[start] = 1  # only now may the other process read it
@@ -291,3 +294,58 @@ def has_drawn(before: tuple[str, Any, Any], after: tuple[str, Any, Any]) -> bool
         if follower.getstate()[1][:-1] == after[1]:
             return True
     return False
+
+
+ROUNDS = 3
+"""Batches of each worker that are compared, as a rule: the first one may be alike on purpose. No
+case set this number."""
+MOST_WORKERS = 16
+"""Workers of a loader that are compared: of more, the first rounds take too many batches."""
+MOST_ITERATORS = 8
+"""Iterators of a process that are looked at: a limit of time."""
+LEAST_ROWS = 2
+"""Different rows of a batch: padding, or rows that are made up, are equal among themselves, as in a
+test of a stream of ones."""
+
+
+class Rounds:
+    """The first batches of each worker of an iterator, which must not all read the same stream."""
+
+    def __init__(self, rounds: int = ROUNDS) -> None:
+        self._rounds = rounds
+        self._batches: weakref.WeakKeyDictionary[Any, list[tuple[int, ...]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._iterators = 0
+
+    def waits(self, iterator: Any) -> bool:
+        """Whether the rows of the next batch are to be compared: a loader takes a batch from one
+        worker after the other, if nothing says otherwise."""
+        workers = getattr(iterator, "_num_workers", 0)
+        if not 1 < workers <= MOST_WORKERS or getattr(iterator, "_in_order", True) is False:
+            return False
+        is_new = iterator not in self._batches
+        if is_new and self._iterators == MOST_ITERATORS:
+            return False
+        return is_new or len(self._batches[iterator]) < self._rounds * workers
+
+    def read(self, iterator: Any, rows: Sequence[int]) -> Alarm | None:
+        """Note the rows of a batch, and compare the workers after the last one that counts."""
+        self._iterators += iterator not in self._batches
+        batches = self._batches.setdefault(iterator, [])
+        batches.append(tuple(rows))
+        workers = iterator._num_workers
+        if len(batches) < self._rounds * workers:
+            return None
+        rounds = [set(batches[at : at + workers]) for at in range(0, len(batches), workers)]
+        is_alike = all(len(batches_of_round) == 1 for batches_of_round in rounds)
+        different = {batch for batches_of_round in rounds for batch in batches_of_round}
+        if not is_alike or len(different) < self._rounds:
+            return None
+        if len({*rows}) < min(LEAST_ROWS, len(rows)):
+            return None
+        text = (
+            f"each of the {workers} workers of a loader reads the same rows: the stream is not "
+            "split between them (get_worker_info?)"
+        )
+        return Alarm("samples", "unsplit", text)

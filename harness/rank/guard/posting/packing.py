@@ -162,7 +162,7 @@ def _fields(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _built(kind: Any, value: Any) -> Any:
-    if is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
         return kind(**_fields(kind, value))
     inner = get_args(kind)[0] if get_origin(kind) is list else None
     return [_built(inner, one) for one in value] if is_dataclass(inner) else value

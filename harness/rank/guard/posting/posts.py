@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,58 @@ class EpochSample:
     rows: list[int]
     step: list[list[int]]
     """Rows of this step, each with a number for its values."""
+
+
+@dataclass
+class Part:
+    """What a rank has of a tensor of the training."""
+
+    name: str
+    """Of the parameter."""
+    kind: str
+    place: str
+    """Ranks with the same place have copies of the same values."""
+    count: int
+    dtype: str
+    width: int
+    """Bytes of a value."""
+
+
+@dataclass
+class TrainingState:
+    """The state on one rank, or what it reads and writes."""
+
+    event: str
+    step: int
+    """The steps of this process."""
+    path: str = ""
+    """Of the checkpoint, if that is known."""
+    stamp: str = ""
+    """Of what was loaded: another file at the same path has another one."""
+    count: float = 0.0
+    """The steps that the optimizer has taken, as its state says."""
+    is_promised: bool = False
+    """Whether the load was to give the optimizer its state."""
+    rates: list[Any] = field(default_factory=list)
+    """The learning rate of each group: at a save, or as it was loaded."""
+    is_rate_kept: bool = False
+    """Whether a load into a state that was there has left the rates as they were."""
+    begun: list[Pass] = field(default_factory=list)
+    """At a save, the epoch of each loader that is in its middle."""
+    orders: list[list[int]] = field(default_factory=list)
+    """At a save, a number for each of the first batches of a loader's last epoch."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """What is no tensor in a file."""
+    changed: list[str] = field(default_factory=list)
+    """After a load, the parameters that the loop has written since, or their state."""
+    parts: list[list[Any]] = field(default_factory=list)
+    """The fields of each ``Part``."""
+
+    def of_parts(self, sums: Sequence[int]) -> Iterator[tuple[Part, int]]:
+        """Each part with its sum, as a number that is not negative."""
+        for fields, number in zip(self.parts, sums):
+            part = Part(*fields)
+            yield part, number % (1 << 8 * part.width)
 
 
 @dataclass
@@ -189,15 +241,13 @@ class RowFacts:
 
 @dataclass
 class OutputFacts:
-    """What modules computed, and what they have beside parameters."""
+    """What modules computed."""
 
     calls: list[list[Any]] = field(default_factory=list)
     """Where a loss was not finite, the modules that this step called, in the order in which they
     ended: name, class, and whether no other module contains it."""
     opaque: str = ""
     """Why their outputs cannot be looked at."""
-    buffers: list[str] = field(default_factory=list)
-    """In the last post, the names of the model's buffers."""
 
 
 @dataclass
@@ -249,7 +299,7 @@ class Post:
     loop: LoopFacts = field(default_factory=LoopFacts)
     data: RowFacts = field(default_factory=RowFacts, metadata=EACH_RANK)
     outputs: OutputFacts = field(default_factory=OutputFacts, metadata=EACH_RANK)
-    states: list[dict[str, Any]] = field(default_factory=list, metadata=EACH_RANK)
+    states: list[TrainingState] = field(default_factory=list, metadata=EACH_RANK)
     """What was trained at saves and loads since the post before."""
     alarms: list[Alarm] = field(default_factory=list, metadata=EACH_RANK)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -266,4 +316,4 @@ class Post:
     ``gradient_sizes``, ``sizes_before`` and ``weight_sizes``: the largest absolute value of each
     used gradient, and of each weight before and after the step; ``calls``: three such sizes of each
     call; ``unrounded``: by parameter how many of its values are not those that the optimizer steps,
-    rounded; ``states`` and ``buffers``: bit sums of what has these names."""
+    rounded; ``states``: bit sums of what has this name."""

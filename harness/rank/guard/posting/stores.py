@@ -82,25 +82,17 @@ def _part(name: str, number: int) -> str:
 
 def connected(store: Any, prefix: str) -> Store:
     """A store of its own, with the server of another one. Raises an error if there is none."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    if hasattr(store, "clone"):
+    if hasattr(store, "clone"):  # since torch 2.15
         store = store.clone()
         store.set_timeout(TIMEOUT)
-    else:
-        store = _reconnected(store)
-    return Store(PrefixStore(prefix, store))
-
-
-def _reconnected(store: Any) -> Any:
-    """What ``clone`` does where torch has none. Other stores than TCPStore have no connection."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+        return Store(PrefixStore(prefix, store))
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    if not isinstance(store, TCPStore):
-        return store
-    return TCPStore(store.host, store.port, None, False, TIMEOUT, wait_for_workers=False)
+    if isinstance(store, TCPStore):  # others have no connection
+        store = TCPStore(store.host, store.port, None, False, TIMEOUT, wait_for_workers=False)
+    return Store(PrefixStore(prefix, store))
 
 
 QUESTION, ANSWER = "rank {}", "{} is answered"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ..check_table import NAMES
+from ..checks.checkpoints import State
 from ..checks.common_rows import NAME as COMMON_ROWS
 from ..checks.views import Memory
 from ..data.rows import Rows
@@ -21,11 +25,11 @@ from ..sampling.optimizers import MOMENTS
 from ..sentences import few, known_bug, number_of, progress, say, watched_run
 from ..settings import Settings
 from ..states.schedules import Schedules
+from ..states.training_states import stamp
 from ..trainings.training import UNNUMBERED, Training
 from ..trainings.trainings import MOST_OPTIMIZERS, Trainings
 from .mailbox import Mailbox
 from .report import Report
-from .saved_states import SavedStates
 from .trackers import Trackers
 
 UNCOUNTED = {
@@ -40,6 +44,40 @@ UNCOUNTED = {
 PERIOD = 30.0
 """Seconds between two summaries of a training that runs, after its first checks and without a new
 fault."""
+SAVED_STATES = "saved_states.json"
+
+
+class SavedStates:
+    """What was trained when checkpoints were saved: a later process goes on with it. It is kept in
+    the folder of the report, never beside the user's checkpoints."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, SAVED_STATES) if folder else ""
+
+    @cached_property
+    def states(self) -> list[State]:
+        """Those of earlier processes, and of this one."""
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                return [State.of_json(one) for one in json.load(file)]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return []  # there is none, or another release wrote it
+
+    def write(self) -> None:
+        """Keep them. A checkpoint that is still being written gets its stamp the next time."""
+        for one in self.states:
+            if one.is_of_this_process and not one.stamp:
+                one.stamp = stamp(one.path)
+        if not self._path:
+            return
+        part = f"{self._path}.{os.getpid()}"
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                json.dump([one.to_json() for one in self.states], file)
+            os.replace(part, self._path)
+        except OSError as error:  # such as a full disk: the checks go on
+            say(f"what was saved is not kept: {error.strerror}: {self._path}")
+            self._path = ""
 
 
 class Account:
@@ -133,7 +171,6 @@ class Account:
             checks, faults, ms = self.report.checks, len(self.report.faults), 1000 * cost.each
             self.report.say(progress(steps, restarts(), checks, cost.percent, ms, faults))
         self.report.say_not_seen(self._not_seen())
-        self.trackers.close()
         self._write(has_ended=True)
 
     def _send(self, lines: list[str], is_last: bool = False) -> None:

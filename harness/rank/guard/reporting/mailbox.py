@@ -60,7 +60,7 @@ class Mailbox:
         """CPU time of the thread."""
         self.failed = False
         self._judge, self._budget, self._every = judge, budget, every
-        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._open: dict[tuple[int, int], Check] = {}
         self._unanswered: dict[tuple[int, int], Training] = {}
         self._thread: threading.Thread | None = None
@@ -167,9 +167,10 @@ class Mailbox:
             job = self._jobs.get(timeout=self._pause if waits else None)
             self._pause = soonest
         except queue.Empty:
-            job = _nothing
+            job = None
         started = time.thread_time()
-        job()
+        if job is not None:
+            job()
         if not self._stopped and self._store is not None and self.rank:
             self._listen()
         elif not self._stopped:
@@ -210,7 +211,7 @@ class Mailbox:
                 if self._store.check(["stopped"]):
                     rank = int(self._store.get("stopped"))
                     self._has_stopped(rank)
-                    raise RankStopped(f"rank {rank} posts no more")
+                    raise RuntimeError(f"rank {rank} posts no more")
                 if not is_late:
                     waiting.add(key[0])
                     continue
@@ -316,23 +317,15 @@ class Mailbox:
             is_busy = self._sent_count != self._posted_count
             if not is_busy and not (self.rank == 0 and self._open):
                 break
-            self._jobs.put(_nothing)  # do not wait any longer to look for posts
+            self._jobs.put(None)  # do not wait any longer to look for posts
             time.sleep(SOONEST)
         self._stopped = True
         self._ending.set()
-        self._jobs.put(_nothing)
+        self._jobs.put(None)
         if self._thread is not None:
             self._thread.join(5)
         open_checks = [one for (_, number), one in self._open.items() if number == LAST]
         return [[one.posts[rank] for rank in sorted(one.posts)] for one in open_checks]
-
-
-class RankStopped(Exception):
-    """Guard has stopped on another rank, without which no check can be judged."""
-
-
-def _nothing() -> None:
-    return None
 
 
 def _name(optimizer: int, check: int, who: Any) -> str:

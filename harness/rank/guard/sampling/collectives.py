@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ...events import Collective, NewCommunication, calling_frame, instrument
-from ..callers import frames
+from ...events import Collective, NewCommunication, calling_frame, frames, instrument
 from ..fence import Fence
 from ..posting.posts import Post
 from .roots import chain_of

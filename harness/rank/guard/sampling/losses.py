@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from ...events import EngineBackward, LossValue, OutputGradient, instrument
-from ..callers import files_of_callers
+from ..callers import user_frames
 from ..fence import Fence
 from ..posting.posts import Post
 from ..process import captures
@@ -142,7 +142,7 @@ class Losses:
         """Note the value of a loss function. ``smoother`` is the Trainer's label smoothing."""
         if not _is_plain(value) or not value.requires_grad or value.numel() != 1:
             return
-        self._files |= files_of_callers()
+        self._files |= {frame.f_code.co_filename for frame in user_frames()}
         loss = Loss(value.detach())
         if smoother is not None:
             loss.count = _smoothed_count(smoother, *arguments, **keywords)
@@ -185,7 +185,7 @@ class Losses:
         gradient that another rank computed."""
         calls = list(self._calls)
         self._calls.clear()
-        self._files |= files_of_callers()
+        self._files |= {frame.f_code.co_filename for frame in user_frames()}
         is_loss = self.note_root(root)
         scale = getattr(scaler, "_scale", None) if scaler and scaler.is_enabled() else None
         scale = 1.0 if scale is None else scale.detach().clone()

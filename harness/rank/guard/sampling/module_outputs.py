@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...training.layouts import local
-from ...training.names import plain
+from ...training.layouts import local, plain
 from ...training.parameters import Modules
 from ..posting.posts import Post
 from ..process import captures

@@ -76,12 +76,6 @@ def partial_ranks(tensor: Any) -> int:
     return ranks
 
 
-def is_split_alike(gradient: Any, parameter: Any) -> bool:
-    """Whether this rank has the same part of a gradient as of its parameter. A rank may have a part
-    of an embedding, and its whole gradient, or one whose reduction is still to be done."""
-    return bool(getattr(gradient, "placements", None) == getattr(parameter, "placements", None))
-
-
 DEPTH = 4
 """How deep tensors are searched in the arguments and outputs of a module, and in a batch."""
 

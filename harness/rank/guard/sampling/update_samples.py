@@ -11,7 +11,7 @@ from torch import Tensor
 from ...training.parameters import Watched
 from ..posting.posts import Update
 from .optimizers import MOMENTS, is_on_device, kind_of, plain_settings, step_count
-from .samples import Positions, appended, is_split_alike, largest, turns
+from .samples import Positions, appended, largest, turns
 
 UPDATED = 48
 """Parameters whose update is compared in a check; the next check has others."""
@@ -67,7 +67,8 @@ class UpdateSamples:
             and id(one.stepped) in groups
             and (gradient := one.stepped.grad) is not None
             and gradient.layout is torch.strided
-            and is_split_alike(gradient, one.stepped)
+            # A rank may have a part of an embedding, and its whole gradient, or one to be reduced.
+            and getattr(gradient, "placements", None) == getattr(one.stepped, "placements", None)
             and one.weight.numel()
         ]
         # The part of this check comes again after some checks, and begins elsewhere then.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...training.layouts import local
-from ...training.parameters import Modules, Watched
+from ...training.parameters import Watched
 from ..posting.posts import Post
 from .samples import Positions, bit_sum, joined, stacked, version
 
@@ -116,7 +115,6 @@ class FinalSums:
         self._versions: list[int] = []
         self._noted = 0
         self._tensors: dict[str, Tensor] = {}
-        self._buffers: list[str] = []
 
     def end_step(self, step: int, watched: Sequence[Watched]) -> None:
         """Note that a step has ended."""
@@ -126,7 +124,7 @@ class FinalSums:
         """Whether nothing has written weights since the last step."""
         return self._versions == versions(watched)
 
-    def note(self, watched: Sequence[Watched], sums: WeightSums, modules: Modules) -> None:
+    def note(self, watched: Sequence[Watched], sums: WeightSums) -> None:
         """Note the sums of the last step, if nothing has written weights since."""
         if self._noted == self._step or not self.are_kept(watched):
             return
@@ -134,28 +132,14 @@ class FinalSums:
         sums.begin_check(numbers, looks_outside=False)
         weights = [one.weight for one in watched]
         samples = [Positions.of(weight.numel()).values(weight) for weight in weights]
-        buffers = dict(_buffers(modules))
-        self._noted, self._buffers = self._step, list(buffers)
+        self._noted = self._step
         self._tensors = {
             "bits": sums.end_check(),
             "weights": joined([sample for sample in samples if len(sample)]),
-            "buffers": stacked([bit_sum(buffer) for buffer in buffers.values()]),
         }
 
     def describe(self, post: Post) -> None:
         """Add the sums to the last post."""
         if self._tensors:
-            post.step, post.outputs.buffers = self._noted, self._buffers
+            post.step = self._noted
             post.tensors.update(self._tensors)
-
-
-def _buffers(modules: Modules) -> Iterator[tuple[str, Any]]:
-    """The buffers of the modules of this process, without those of batch norm, which differ between
-    ranks on purpose until the next forward."""
-    for root in modules.roots:
-        for name, module in root.named_modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                continue
-            for buffer_name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_floating_point() and buffer.numel() and not buffer.is_meta:
-                    yield f"{name}.{buffer_name} ({type(module).__name__})", local(buffer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ...training.layouts import living, local
 from ...training.parameters import Watched
-from ..posting.posts import Pass, Post
+from ..posting.posts import Part, Pass, Post, TrainingState
 from ..sampling.samples import INTEGERS, stacked
 from .resumes import Resume, rates, steps_of
 
@@ -53,58 +52,6 @@ MOST_NUMBERS, MOST_LETTERS = 1000, 100
 """Numbers and texts of a distributed checkpoint that are compared, and letters of a text."""
 MOST_LEAVES = 20_000
 """Tensors and numbers of a distributed checkpoint that are looked at: a limit of time."""
-
-
-@dataclass
-class Part:
-    """What a rank has of a tensor of the training."""
-
-    name: str
-    """Of the parameter."""
-    kind: str
-    place: str
-    """Ranks with the same place have copies of the same values."""
-    count: int
-    dtype: str
-    width: int
-    """Bytes of a value."""
-
-
-@dataclass
-class TrainingState:
-    """The state on one rank, or what it reads and writes."""
-
-    event: str
-    step: int
-    """The steps of this process."""
-    path: str = ""
-    """Of the checkpoint, if that is known."""
-    stamp: str = ""
-    """Of what was loaded: another file at the same path has another one."""
-    count: float = 0.0
-    """The steps that the optimizer has taken, as its state says."""
-    is_promised: bool = False
-    """Whether the load was to give the optimizer its state."""
-    rates: list[Any] = field(default_factory=list)
-    """The learning rate of each group: at a save, or as it was loaded."""
-    is_rate_kept: bool = False
-    """Whether a load into a state that was there has left the rates as they were."""
-    begun: list[dict[str, Any]] = field(default_factory=list)
-    """At a save, the fields of a ``Pass`` for each loader in the middle of an epoch."""
-    orders: list[list[int]] = field(default_factory=list)
-    """At a save, a number for each of the first batches of a loader's last epoch."""
-    numbers: dict[str, Any] = field(default_factory=dict)
-    """What is no tensor in a file."""
-    changed: list[str] = field(default_factory=list)
-    """After a load, the parameters that the loop has written since, or their state."""
-    parts: list[list[Any]] = field(default_factory=list)
-    """The fields of each ``Part``."""
-
-    def of_parts(self, sums: Sequence[int]) -> Iterator[tuple[Part, int]]:
-        """Each part with its sum, as a number that is not negative."""
-        for fields, number in zip(self.parts, sums):
-            part = Part(*fields)
-            yield part, number % (1 << 8 * part.width)
 
 
 class States:
@@ -157,9 +104,8 @@ class States:
             if (state.event, state.step) == (SAVED, step):
                 state.path = path or state.path
                 return
-        epochs = [asdict(one) for one in begun]
         state = TrainingState(
-            SAVED, step, path, rates=rates(optimizer), begun=epochs, orders=orders
+            SAVED, step, path, rates=rates(optimizer), begun=[*begun], orders=orders
         )
         self._note(state, optimizer, watched)
 
@@ -267,7 +213,7 @@ class States:
         """Add the states to a post, with the sums of all their parts."""
         pairs, self._states = self._states, []
         if pairs:
-            post.states = [asdict(state) for state, _ in pairs]
+            post.states = [state for state, _ in pairs]
             post.tensors["states"] = stacked([one for _, sums in pairs for one in sums])
 
     def take_saves(self, others: States) -> None:

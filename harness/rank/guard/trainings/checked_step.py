@@ -7,15 +7,15 @@ will use are sampled at the same positions. All samples stay on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from ...training.parameters import Modules
 from ..posting.budget import FIRST_CHECKS
 from ..posting.posts import Post
-from ..sampling.backwards import Backwards
 from ..sampling.clips import Clips
 from ..sampling.gradient_samples import GradientSamples
 from ..sampling.samples import Positions, chosen, joined, largest
@@ -23,6 +23,47 @@ from ..sampling.update_samples import UpdateSamples
 from .trained_model import TrainedModel
 
 Guarded = Callable[[Callable[[Any], None]], Callable[[Any], None]]
+
+
+class Backwards:
+    """Where the backwards of a step begin, and what of them the step does not use."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """How often gradients were cleared before a step used them."""
+        self.drops_parts = self._is_part = False
+        """Whether a wrapper had been told to reduce the cleared gradients, or those of the last
+        backward, later: in a step of which they are a part."""
+        self.dropped_sum: Tensor | None = None
+        """The gradients that were cleared before a step used them."""
+        self._places: list[Hashable] = []
+        self.reduces = False
+        """Whether DDP reduces the gradients of a backward."""
+
+    def begin(self, place: Hashable, modules: Modules | None) -> None:
+        """Note that a backward begins at a place of the loop's code."""
+        self.reduces = self.reduces or modules is None or modules.reduces()
+        self._places.append(place)
+        self._is_part = modules is not None and modules.reduces_later()
+
+    def drop(self, computed: Tensor | None) -> None:
+        """Note that what the backwards so far have computed was cleared."""
+        self.dropped += 1
+        self.drops_parts = self.drops_parts or self._is_part
+        if computed is not None:
+            before = self.dropped_sum
+            self.dropped_sum = computed if before is None else before + computed
+        self._places = []
+
+    def restart(self) -> None:
+        """Forget the backwards of a step that was skipped."""
+        self._places, self._is_part = [], False
+
+    def are_separate(self, batches: int) -> bool:
+        """Whether the backwards of this step are those of several losses of the same rows, by their
+        places in the code: they are no micro-batches."""
+        places = self._places
+        return batches < len(places) == len(set(places)) > 1
 
 
 class CheckedStep:

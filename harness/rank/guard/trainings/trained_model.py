@@ -72,8 +72,8 @@ class TrainedModel:
 
     def note_end(self) -> None:
         """Note the sums of the last step: it may be the last one of the training."""
-        if world() > 1 and self.sums is not None and self.modules:
-            self.final.note(self.watched, self.sums, self.modules)
+        if world() > 1 and self.sums is not None:
+            self.final.note(self.watched, self.sums)
 
     def describe(self, post: Post, optimizer: Any, is_wrapped: bool) -> None:
         """Say in a post what is trained. A wrapper's own copies are not foreign."""

@@ -16,7 +16,6 @@ from typing import Any
 from ...training.parameters import Modules
 from ..posting.budget import FIRST_CHECKS, CheckCosts
 from ..posting.posts import LAST, Alarm, Pass, Post
-from ..sampling.backwards import BackwardCounts
 from ..sampling.clips import ClipOrder
 from ..sampling.module_outputs import ForwardHooks
 from ..sampling.optimizers import has_own_hooks
@@ -34,6 +33,40 @@ MOST_WAITS = 16
 """Steps of other optimizers for which a check waits: one that nobody steps would stay armed."""
 MOST_NAPS = 3
 """Checks given up so, after which an optimizer is not checked again."""
+
+
+class BackwardCounts:
+    """How many backwards the steps of a training have, its first and its last one, and how many
+    batches are read for them."""
+
+    def __init__(self, backwards: int) -> None:
+        """``backwards`` ran in this process before, for other trainings."""
+        self.first = self.last = 0
+        self.equal_steps = 0
+        """The steps in a row with as many as the last one."""
+        self.batches = 0
+        """The batches that were read for the last step."""
+        self.is_whole = False
+        """Whether the last step had as many backwards as the first, and several."""
+        self.joined = 0
+        """The steps before the last end of a ``join()``."""
+        self.total = backwards
+        """Those of this process that belong to no later step."""
+
+    def end_step(self, backwards: int, batches: int, has_skipped: bool) -> None:
+        """Count a step, before which ``backwards`` backwards ran in all, and for which so many
+        batches were read. ``has_skipped`` says that a step before it was skipped."""
+        before, self.last, self.batches = self.last, backwards - self.total, batches
+        self.equal_steps = self.equal_steps + 1 if self.last == before else 1
+        self.total = backwards
+        if not self.first and not has_skipped:
+            self.first = self.last
+        self.is_whole = self.last == self.first > 1
+
+    def describe(self, post: Post) -> None:
+        """Say in a post what is known of the backwards of the last step."""
+        post.losses.is_whole, post.losses.equal_steps = self.is_whole, self.equal_steps
+        post.loop.joined = self.joined
 
 
 class Turn:

@@ -64,14 +64,18 @@ class Trainings(list[Training]):
         self.optimizers += 1
 
     def look_for_strangers(self, fence: Fence, rows: Rows, schedules: Schedules) -> None:
-        """Find what a script made before it called ``guard()``."""
-        earlier = Earlier()
-        self._strangers = earlier.waiting
-        for schedule in earlier.schedules:
+        """Find what a script made before it called ``guard()``: if it is clear which optimizers
+        train, they are watched from their first step on, and others from their second one."""
+        live = objects((OPTIMIZER, SCHEDULE, SCALER))
+        scalers, optimizers = live.get(SCALER, []), list(filter(is_constructed, live[OPTIMIZER]))
+        fresh = _fresh(optimizers) if len(scalers) <= 1 else []
+        waiting = (one for one in optimizers if not any(one is each for each in fresh))
+        self._strangers = weakref.WeakSet(waiting)
+        for schedule in live.get(SCHEDULE, []):
             schedules.new(schedule)
-        self.extend(Training(one, UNNUMBERED) for one in earlier.fresh)
-        for scaler in earlier.scalers if earlier.fresh else ():
-            self.scaler = scaler
+        self.extend(Training(one, UNNUMBERED) for one in fresh)
+        if fresh and scalers:
+            (self.scaler,) = scalers
 
         def meet(event: Step) -> None:
             if event.owner in self._strangers:
@@ -108,24 +112,10 @@ FEW = 4
 which took the place of the one that trains."""
 
 
-class Earlier:
-    """The objects that were there before guard was.
-
-    A notebook may have optimizers of earlier cells. ``fresh`` are those that are watched from their
-    first step on: they have not stepped, and it is clear which of them train. ``waiting`` are the
-    others: one that steps is watched from its second step on."""
-
-    def __init__(self) -> None:
-        live = objects((OPTIMIZER, SCHEDULE, SCALER))
-        self.schedules: list[Any] = live.get(SCHEDULE, [])
-        self.scalers: list[Any] = live.get(SCALER, [])
-        optimizers = list(filter(is_constructed, live[OPTIMIZER]))
-        # One whose constructor failed has no groups, or no state.
-        made = (one for one in optimizers if vars(one).get("param_groups"))
-        fresh = [one for one in made if not vars(one).get("state", True)]
-        ids = [id(p) for one in fresh for group in one.param_groups for p in group["params"]]
-        is_clear = len(fresh) <= FEW and len(set(ids)) == len(ids) and len(self.scalers) <= 1
-        self.fresh = fresh if is_clear else []
-        self.waiting: weakref.WeakSet[Any] = weakref.WeakSet(
-            one for one in optimizers if not any(one is each for each in self.fresh)
-        )
+def _fresh(optimizers: list[Any]) -> list[Any]:
+    """Those that have not stepped; none if a notebook may have some of them from earlier cells."""
+    # One whose constructor failed has no groups, or no state.
+    complete = (one for one in optimizers if vars(one).get("param_groups"))
+    fresh = [one for one in complete if not vars(one).get("state", True)]
+    ids = [id(p) for one in fresh for group in one.param_groups for p in group["params"]]
+    return fresh if len(fresh) <= FEW and len(set(ids)) == len(ids) else []

@@ -23,7 +23,7 @@ from harness.rank.models.answer import NoAnswer, Wrong
 from harness.rank.models.asking import ask_alone, guarded
 from harness.rank.models.relations.checkpoints import FREQUENCIES
 from harness.rank.models.subject import Subject
-from harness.rank.training.names import WRAPPERS
+from harness.rank.training.layouts import WRAPPERS
 from harness.system.text import count
 
 IDS, MASK, BUFFERS = "input_ids", "attention_mask", "buffers"

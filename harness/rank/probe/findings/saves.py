@@ -18,8 +18,7 @@ from typing import Any
 from harness.rank import events
 from harness.rank.probe.exchange import FILES
 from harness.rank.probe.recording.parameters import NamedParameters
-from harness.rank.training.layouts import local
-from harness.rank.training.names import plain
+from harness.rank.training.layouts import local, plain
 
 SAVED, EVALUATED = "a checkpoint has the first weights", "an evaluation uses the first weights"
 """How the notes begin: by these words a recorded note is recognised."""

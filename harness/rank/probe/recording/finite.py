@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from harness.detectors.rows import leaves
-from harness.rank.training.layouts import local
-from harness.rank.training.names import plain
+from harness.rank.training.layouts import local, plain
 
 
 class Finite:

@@ -30,7 +30,7 @@ from harness.rank.probe.recording.samples import (
     rows_dimension,
 )
 from harness.rank.probe.settings import drops
-from harness.rank.training.names import WRAPPERS
+from harness.rank.training.layouts import WRAPPERS
 from harness.rank.training.stages import rehearses, stage_number
 
 PARTS_UP_TO = 2_000_000

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from harness.rank.probe.recording.shards import assembled, divided
-from harness.rank.training.layouts import local
-from harness.rank.training.names import plain
+from harness.rank.training.layouts import local, plain
 from harness.rank.training.stages import stage_number
 
 COPY = " in "

@@ -21,7 +21,7 @@ from harness.rank import events
 from harness.rank.probe.recording.micro_batches import MicroBatches
 from harness.rank.probe.recording.parameters import full
 from harness.rank.probe.recording.record import Record
-from harness.rank.training.names import WRAPPERS, plain
+from harness.rank.training.layouts import WRAPPERS, plain
 
 DIRECTIONS = 8
 """Numbers of a digest."""
