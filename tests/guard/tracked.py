@@ -67,9 +67,11 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    rows, targets = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
+    batches = iter(torch.utils.data.DataLoader(data, 4))
     for step in range(STEPS):
         for _ in range(2):  # a fault: two micro-batches, of which no loss is divided by two
+            rows, targets = next(batches)
             loss = nn.functional.cross_entropy(model(rows), targets)
             loss.backward()
         optimizer.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -216,7 +216,7 @@ class Account:
                 "the first step after guard(): its optimizer was made before, with others: call "
                 "guard() before the optimizer is made"
             )
-        if left_out := checks_left_out(self.settings.every, trainings):
+        if left_out := self.mailbox.left_out:
             sentences.append(
                 f"{number_of(left_out, 'check')} of --every {self.settings.every}: ranks agree on "
                 f"the next one, which takes them {LEAST_STEPS + 1} steps and {LEAST_SECONDS} s"
@@ -273,15 +273,6 @@ class Account:
                 late += memory.apart.held.values()
             memory.not_seen.pop("alone", None)
         return late
-
-
-def checks_left_out(every: int, trainings: Iterable[Training]) -> int:
-    """Checks of steps that ``every`` names and that ranks could not agree on in time."""
-    return sum(
-        max(0, (one.steps - FIRST_CHECKS) // every - (one.turn.check - FIRST_CHECKS))
-        for one in trainings
-        if every and not one.turn.is_left_out
-    )
 
 
 def blind(

@@ -59,6 +59,10 @@ class Mailbox:
         self.seconds = 0.0
         """CPU time of the thread."""
         self.failed = False
+        self._left_out = 0
+        """What ``left_out`` counts, before the last checks."""
+        self._gaps: dict[int, tuple[Training, int, int]] = {}
+        """By optimizer: the last checked step, and the next that was chosen."""
         self._judge, self._budget, self._every = judge, budget, every
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._open: dict[tuple[int, int], Check] = {}
@@ -266,7 +270,22 @@ class Mailbox:
             again = AGAIN if key[0] in self._lost else ""
             self._store.set(_name(*key, "next"), f"{step}{again}")
             self._lost.discard(key[0])
+        if every and every == self._every:
+            self._left_out += self._left_out_of(key[0])
+            self._gaps[key[0]] = training, posts[0].step, step
         training.turn.next_step = step
+
+    @property
+    def left_out(self) -> int:
+        """Checks of steps that ``every`` names and that ranks could not agree on in time."""
+        return self._left_out + sum(map(self._left_out_of, list(self._gaps)))
+
+    def _left_out_of(self, optimizer: int) -> int:
+        """Those since the last check of an optimizer; its training may end before the next."""
+        if optimizer not in self._gaps:
+            return 0
+        training, last, step = self._gaps[optimizer]
+        return max(0, min(step, training.steps + 1) - last - 1) // self._every
 
     def _listen(self) -> None:
         for key, training in list(self._unanswered.items()):
