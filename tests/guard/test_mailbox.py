@@ -14,7 +14,6 @@ from harness.rank.guard.posting.budget import FIRST_CHECKS, Cost
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.posting.stores import AT_ONCE, PART, Store
 from harness.rank.guard.reporting import mailbox
-from harness.rank.guard.reporting.account import checks_left_out
 from harness.rank.guard.reporting.mailbox import Mailbox
 from harness.rank.guard.trainings.trained_model import TrainedModel
 from harness.rank.guard.trainings.training import Turn
@@ -90,11 +89,10 @@ def test_checks_that_every_asks_for_and_that_come_too_soon_are_counted(
         pair.trainings[rank].steps = FIRST_CHECKS
         pair.send(rank, FIRST_CHECKS)
         pair.turn(rank)
-    training = pair.trainings[0]
-    assert training.turn.next_step == next_step
-    assert checks_left_out(every, [training]) == 0  # the training may end with this step
-    training.steps, training.turn.check = next_step, FIRST_CHECKS + 1
-    assert checks_left_out(every, [training]) == left_out
+    assert pair.trainings[0].turn.next_step == next_step
+    assert pair.boxes[0].left_out == 0  # the training may end with this step
+    pair.trainings[0].steps = next_step
+    assert pair.boxes[0].left_out == left_out
 
 
 @pytest.mark.parametrize(("optimizers", "steps"), [(1, 10), (2, 20)])
