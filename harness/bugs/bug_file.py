@@ -106,6 +106,8 @@ def _check(bug: Scenario) -> None:
             for name, condition in conditions.items():
                 if isinstance(condition, Mapping):
                     _refuse_others(f"condition of {name} in {place}", condition, choices)
+                    if choices is COMPARISONS and len(condition) != 1:
+                        raise ValueError(f"{name} in {place} has several conditions: give one")
     if not isinstance(bug.settings.get(CODE, ""), str):
         raise ValueError(f"{CODE} in [settings] must be text, which completes 'whether'")
     if bug.known_in_part and bug.known_upstream:

@@ -79,6 +79,7 @@ BROKEN_DATA = {
     f"lanes = ['tpu']\n{BUG}": "Choices: cpu, gpu",
     f"settings = {{ precison = 'bf16' }}\n{BUG}": "no setting 'precison': did you mean precision",
     f"settings.ranks = {{ over = 1 }}\n{BUG}": "no condition of ranks in settings 'over'",
+    f"settings.ranks = {{ above = 0, below = 3 }}\n{BUG}": "has several conditions: give one",
 }
 """Files that cannot be used, and a part of each message."""
 

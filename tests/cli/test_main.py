@@ -102,8 +102,6 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*RUN, "on=slurm", "on.overlays=there"], ["no maker of overlays 'there'"]),
     ([*RUN, "on=slurm", "on.gpus=2", "lane=cpu"], ["on.gpus has no effect with lane=cpu"]),
     ([*RUN, "on=slurm", "+on.nodes=2"], ["on.nodes"]),
-    (["models", "llama", "on=slurm", "on.overlays=task"], ["have no effect on models"]),
-    (["models", "llama", "on=slurm", "on.stage=true"], ["have no effect on models"]),
 ]
 
 
