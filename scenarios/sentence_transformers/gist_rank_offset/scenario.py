@@ -62,6 +62,7 @@ def run(ctx: api.Context) -> None:
         ctx.record("step", step, loss=float(value.detach()), **facts)
         value.backward()
         dist.all_reduce(model.table.grad)
+        model.table.grad /= ctx.world_size
         optimizer.step()
 
 
