@@ -51,7 +51,10 @@ SITE = "site.tar.xz"
 OURS = ("harness", "scenarios", "configs", "loops", "tests", "conftest.py", "pyproject.toml")
 """What the bundle has of this checkout, without the folders of other scenarios."""
 
-NEEDED = ("hydra-core", "libcst", "packaging", "psutil", "pypi-simple", "pytest", "rich", "unidiff")
+NEEDED = (
+    *("hydra-core", "libcst", "packaging", "psutil", "pypi-simple", "pytest", "rich", "tomli"),
+    "unidiff",
+)
 """What a run needs. LibCST makes overlays of torch from that machine's torch; others need uv."""
 
 PACKING = 6

@@ -7,17 +7,21 @@ import lzma
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from harness.__main__ import main
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Defect
+from harness.cli import bundle
 from harness.rank.manifest import BuiltFile
 from harness.releases import overlay, releases, uv
 from harness.releases.edits import DefectError
@@ -112,6 +116,37 @@ def test_parts_that_have_room_for_no_scenario_are_refused(
     words = ["--parts", "1M", "--out", str(tmp_path / "parts")]
     assert main(["bundle", "warmup_groups", *words]) == 2
     assert "alone needs 2 MB: --parts must be larger" in capsys.readouterr().err
+
+
+USED_BY_A_RUN = """\
+import sys
+from importlib.metadata import packages_distributions
+from harness.bugs import catalog
+from harness.run import run_config, suite
+catalog.scenario("bf16_clip")
+modules = {name.partition(".")[0] for name in sys.modules}
+print(*{dist for name in modules for dist in packages_distributions().get(name, ())})
+"""
+
+
+def test_a_bundle_contains_each_package_that_a_run_imports() -> None:
+    """Bundles had no tomli, which reads bug.toml: nothing could run from one."""
+    command = [sys.executable, "-c", USED_BY_A_RUN]
+    packages = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert "tomli" in packages
+    assert not {canonicalize_name(name) for name in packages} - with_what_they_need(bundle.NEEDED)
+
+
+def with_what_they_need(names: Iterable[str]) -> set[str]:
+    """Packages and, at any depth, the packages that they require here."""
+    # The machine has torch; a .pth file of setuptools is read whenever Python starts.
+    complete, waiting = {"torch", "numpy", "distributed-bugs", "setuptools"}, list(names)
+    while waiting:
+        if (name := canonicalize_name(waiting.pop())) not in complete:
+            complete.add(name)
+            requirements = map(Requirement, metadata.requires(name) or ())
+            waiting += [r.name for r in requirements if not r.marker or r.marker.evaluate()]
+    return complete
 
 
 @pytest.mark.launch
