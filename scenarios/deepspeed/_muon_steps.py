@@ -54,7 +54,8 @@ def train(
         )
     data = _batches(ctx, micro_batches)
     sums = Momentum(), Momentum()
-    split = [torch.zeros(linear.OUTPUTS, linear.FEATURES) for _ in range(ctx.world_size + 1)]
+    shape = linear.OUTPUTS, linear.FEATURES
+    split = [torch.zeros(shape, device=ctx.device) for _ in range(ctx.world_size + 1)]
     for step in api.each(p.steps):
         before, rows = _weight(engine), next(data)
         gradients = [_gradient(before, *part) for part in rows]
@@ -122,7 +123,8 @@ def _updates(
     own = [_gradient(weight, *part) for part in parts]
     mean = torch.stack(own).mean(0)
     mixed = torch.empty_like(mean)
-    places = torch.arange(mean.numel()).view_as(mean) * len(own) // mean.numel()
+    places = torch.arange(mean.numel(), device=mean.device).view_as(mean)
+    places = places * len(own) // mean.numel()
     for rank, (gradient, of_rank) in enumerate(zip(own, of_ranks, strict=True)):
         here = places == rank
         part = muon_update(torch.where(here, mean, gradient / len(own)), of_rank)
