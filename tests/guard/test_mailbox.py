@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -332,3 +333,16 @@ def test_end_does_not_wait_for_a_rank_that_has_ended(monkeypatch: pytest.MonkeyP
     pair.send(0)
     box.close()
     assert not box._thread.is_alive()
+
+
+def test_memory_into_which_a_gpu_copies_is_let_go_when_the_copies_are_complete(pair: Pair) -> None:
+    """A worker that was forked later freed it, and was ended by CUDA: DiT's second epoch."""
+    post, training, event = pair.made[0], pair.trainings[0], Mock()
+    pinned = dict(post.tensors)
+
+    pair.boxes[0]._post(training, post, pinned, event)
+
+    event.synchronize.assert_called_once_with()
+    places = {tensor.data_ptr() for tensor in pinned.values() if tensor.numel()}
+    assert places.isdisjoint(tensor.data_ptr() for tensor in post.tensors.values())
+    assert all(torch.equal(post.tensors[name], tensor) for name, tensor in pinned.items())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from .deepspeed import DeepSpeed, Engines
 from .layouts import Described, Layout, Share, living, local, plain
@@ -226,6 +227,28 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
         shard, described.ranks = f"{shard} of rank {os.environ.get('RANK', 0)}", []
     described.copy = f"{shard} {described.ranks or ''}"
     return Watched(parameter, described, share)
+
+
+class Accumulation:
+    """Calls a function with each gradient that a backward adds to a parameter.
+
+    A hook of the parameter would also be called where a loop asks ``torch.autograd.grad`` for the
+    gradient, as a penalty, a log, or a checkpoint of its own does, and nothing is added.
+    """
+
+    def __init__(self, parameter: Tensor, function: Callable[[Any], None]) -> None:
+        self._node = get_gradient_edge(parameter).node
+        """Torch forgets the node, and its hooks, if nobody else has it."""
+        self._function = function
+        self._handle = self._node.register_prehook(self._call)
+
+    def _call(self, gradients: Sequence[Tensor | None]) -> None:
+        if gradients[0] is not None:
+            self._function(gradients[0])
+
+    def remove(self) -> None:
+        """Call it no more."""
+        self._handle.remove()
 
 
 def _has_own_hooks(parameter: Any) -> bool:

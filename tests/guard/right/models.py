@@ -434,3 +434,43 @@ def average_has_not_begun() -> Steps:
             average.update_parameters(model.module)
 
     return trained(model, optimizer, before=save)
+
+
+class Recomputed(torch.autograd.Function):
+    """A checkpoint as diffusion models have it: its backward asks for the gradients of weights."""
+
+    @staticmethod
+    def forward(context: Any, function: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        context.function, context.x, context.weights = function, x, weights
+        with torch.no_grad():
+            outputs: Tensor = function(x)
+        return outputs
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        x = context.x.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = context.function(x)
+        return None, *torch.autograd.grad(outputs, [x, *context.weights], gradients)
+
+
+@loop
+def checkpointed_by_the_loop() -> Steps:
+    model = Net()
+    first, weights = model.first.forward, list(model.first.parameters())
+    model.first.forward = lambda x: Recomputed.apply(first, x, *weights)  # type: ignore[method-assign]
+    return _of(model)
+
+
+@loop
+def gradients_of_a_log() -> Steps:
+    """Before each backward, the loop asks for the gradients of the last layer."""
+    model = parallel(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        torch.autograd.grad(loss, model.module.last.weight, retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        yield model, loss

@@ -184,6 +184,9 @@ class Mailbox:
     def _post(self, training: Training, post: Post, copies: dict[str, Tensor], event: Any) -> None:
         if event is not None:
             event.synchronize()
+            # A worker of a loader is forked with all garbage of this process. If it frees pinned
+            # memory, it calls CUDA, which ends it (DiT, on its second epoch): so none is kept.
+            copies = {name: tensor.clone() for name, tensor in copies.items()}
         post.tensors = copies
         if has_lost_loss(post):
             training.forward.searches = True

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...training.parameters import Modules
+from ...training.parameters import Accumulation, Modules
 from ..posting.budget import FIRST_CHECKS
 from ..posting.posts import Post
 from ..sampling.clips import Clips
@@ -89,7 +89,7 @@ class CheckedStep:
             hooked = model.watched[number].hooked
             if hooked is not None and self.samples.positions[number].count:
                 hook = guarded(partial(self.samples.add_computed, number))
-                self._handles.append(hooked.register_hook(hook))
+                self._handles.append(Accumulation(hooked, hook))
 
     def disarm(self) -> None:
         """Remove all hooks."""
