@@ -21,7 +21,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag, platform_tags
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -85,53 +85,39 @@ PYTHONS = (7, 20)
 
 @cache
 def _tags(wheel: str) -> frozenset[Tag]:
-    """What a wheel is for on this machine; nothing if its name is invalid."""
+    """What a wheel is for; nothing if its name is invalid."""
     with suppress(InvalidWheelFilename, InvalidVersion):
-        tags = parse_wheel_filename(wheel)[3]
-        return frozenset(tag for tag in tags if tag.platform in _platforms())
+        return parse_wheel_filename(wheel)[3]
     return frozenset()
 
 
 @cache
-def _platforms() -> frozenset[str]:
-    return frozenset({"any", *platform_tags()})
+def _tags_of(minor: int) -> frozenset[Tag]:
+    """What a Python can use on this machine."""
+    return frozenset([*cpython_tags((3, minor)), *compatible_tags((3, minor), f"cp3{minor}")])
 
 
 def _is_for(wheel: str, minor: int) -> bool:
     """Whether a Python can use a wheel on this machine."""
-    return any(_fits(tag, minor) for tag in _tags(wheel))
-
-
-def _fits(tag: Tag, minor: int) -> bool:
-    """Whether a Python can use a wheel: one for it, or one for its stable interface."""
-    version = re.fullmatch(r"(?:cp|py)3(\d*)", tag.interpreter)
-    if not version:
-        return False
-    lowest = int(version[1] or 0)
-    is_exact = tag.interpreter.startswith("cp") and tag.abi != "abi3"
-    return (
-        minor == lowest and tag.abi in (f"cp3{minor}", f"cp3{minor}m", "none")
-        if is_exact
-        else minor >= lowest
-    )
+    return not _tags_of(minor).isdisjoint(_tags(wheel))
 
 
 def allows_here(pythons: str) -> bool:
-    """Whether a specifier of Pythons, such as ``>=3.10``, allows this one.
+    """Whether a specifier of Pythons, such as ``>=3.10``, allows this one."""
+    return _allows(pythons, platform.python_version())
 
-    An invalid one allows any: old releases were not checked, and Poetry has its own syntax.
-    """
-    try:
-        return SpecifierSet(pythons).contains(platform.python_version(), prereleases=True)
-    except InvalidSpecifier:
-        return True
+
+def allows(pythons: str, minor: int) -> bool:
+    """The same of another Python, 8 for 3.8, in its last patch release."""
+    return _allows(pythons, f"3.{minor}.99")
 
 
 @cache
-def allows(pythons: str, minor: int) -> bool:
-    """The same of another Python, 8 for 3.8, in its last patch release."""
+def _allows(pythons: str, python: str) -> bool:
+    """An invalid specifier allows any: old releases were not checked, and Poetry has its own
+    syntax."""
     try:
-        return SpecifierSet(pythons).contains(f"3.{minor}.99", prereleases=True)
+        return SpecifierSet(pythons).contains(python, prereleases=True)
     except InvalidSpecifier:
         return True
 
@@ -204,21 +190,15 @@ def forget() -> None:
 
 def no_release(name: str, version: str) -> str:
     """One line that says a release was never published or was yanked, with its neighbours."""
-    target, published = Version(version), _final_releases(name)
+    target, published = Version(version), list[Release]()
+    with suppress(Fault):
+        published = [release for release in releases(name) if release.final]
     versions = [Version(release.version) for release in published if not release.yanked]
     near = [*[v for v in versions if v < target][-1:], *[v for v in versions if v > target][:1]]
     span = f"; releases go from {versions[0]} to {versions[-1]}" if versions else ""
     yanked = any(release.yanked and Version(release.version) == target for release in published)
     gone = f"{name}=={version} was yanked" if yanked else f"no release {name}=={version}"
     return f"{gone}: the nearest are {' and '.join(map(str, near)) or 'unknown'}{span}"
-
-
-def _final_releases(name: str) -> list[Release]:
-    """The releases of a package without pre-releases; empty if the index cannot be read."""
-    try:
-        return [release for release in releases(name) if release.final]
-    except Fault:
-        return []
 
 
 class _Index:
@@ -234,8 +214,8 @@ class _Index:
         """The lock of each package: others can be read at the same time."""
         self.known: dict[str, list[Release] | Fault] = {}
         self.failure: NoNetwork | None = None
-        self.waiters = 0
-        """The packages that are read now: only the first wait is reported."""
+        self.wait = threading.Lock()
+        """Of the wait that is reported: of several at once, it is the first."""
 
     def releases(self, package: str) -> list[Release]:
         if os.environ.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on", "y", "t"):
@@ -251,29 +231,19 @@ class _Index:
         return answer
 
     def _read(self, package: str) -> list[Release] | Fault:
+        is_first = self.wait.acquire(blocking=False)
+        event = f"the package index to list the releases of {package}"
         try:
-            with self._reported(package):
+            with waiting(event, silent=not is_first):
                 return _releases(self.address, package)
         except NoNetwork as fault:
             self.failure = fault
             return fault
         except Fault as fault:
             return fault
-
-    @contextmanager
-    def _reported(self, package: str) -> Iterator[None]:
-        """Report a wait for a package, unless others are read at the same time."""
-        with self.lock:
-            self.waiters += 1
-            is_first = self.waiters == 1
-        try:
-            with waiting(
-                f"the package index to list the releases of {package}", silent=not is_first
-            ):
-                yield
         finally:
-            with self.lock:
-                self.waiters -= 1
+            if is_first:
+                self.wait.release()
 
 
 _index = cache(_Index)
@@ -300,8 +270,8 @@ def _releases(address: str | None, package: str) -> list[Release]:
         files.setdefault(version_in(file.name, package), []).append(file)
     by_version: dict[Version, list[File]] = {}
     for text, those in files.items():
-        if version := _version(text):
-            by_version.setdefault(version, []).extend(those)
+        with suppress(InvalidVersion):  # an old file's name may have none
+            by_version.setdefault(Version(text), []).extend(those)
     if not by_version:
         raise Fault(f"the index has no release of {package}")
     return [_release(package, version, by_version[version]) for version in sorted(by_version)]
@@ -322,14 +292,6 @@ def _release(package: str, version: Version, files: Sequence[File]) -> Release:
         wheels,
         len(wheels) < len(files),
     )
-
-
-def _version(text: str | None) -> Version | None:
-    """A version; None if an old file's name contains no valid one."""
-    try:
-        return Version(text or "")
-    except InvalidVersion:
-        return None
 
 
 def configured() -> str | None:

@@ -78,7 +78,7 @@ def _term(name: str, term: str, releases: Sequence[str]) -> list[str]:
     if not picked:
         span = f"releases go from {releases[0]} to {releases[-1]}"
         raise UserError(f"pins.{name}={term}: no release of {name} is in this range: {span}")
-    return last_patches(picked) if step else picked
+    return list({Version(v).release[:2]: v for v in picked}.values()) if step else picked
 
 
 def _release(name: str, word: str, releases: Sequence[str]) -> str:
@@ -107,11 +107,6 @@ def _version(name: str, word: str) -> Version:
             f"pins.{name}: '{word}' is not a version. Choices: a version (0.15.4), a range "
             f"(0.15:0.19), a list of these, {ALL}, {MINOR} (also 0.15:0.19:{MINOR})"
         ) from None
-
-
-def last_patches(releases: Sequence[str]) -> list[str]:
-    """The last of each minor release, from releases in their order."""
-    return list({Version(v).release[:2]: v for v in releases}.values())
 
 
 GRACE = timedelta(days=21)
@@ -154,21 +149,10 @@ def released(name: str, version: str, cache: Path) -> str:
         return day
     stack = Stack({name: version}, date.today().isoformat(), *here())
     stack = next(part for part in pins.by_python(stack) if part.pins)
+    words = ["pip", "compile", "-", "--no-deps", "--format", "pylock.toml"]
+    words += [*uv.target(stack), *uv.build_options()]
     with index.waiting(f"the package index, which knows when {name} {version} was released"):
-        lock = uv.run(
-            [
-                "pip",
-                "compile",
-                "-",
-                "--no-deps",
-                "--format",
-                "pylock.toml",
-                *uv.target(stack),
-                *uv.build_options(),
-            ],
-            stdin=f"{name}=={version}\n",
-            pins={name: version},
-        )
+        lock = uv.run(words, stdin=f"{name}=={version}\n", pins={name: version})
     spelling = re.search(r'^version = "(.+)"$', lock, flags=re.MULTILINE)
     if spelling and spelling[1] != version:  # it would not equal the version that a rank imports
         raise UserError(

@@ -106,10 +106,9 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
         [
             *("pip", "compile", "-", "--no-header", "--no-annotate"),
             *(("--exclude-newer", stack.date) if stack.date else ()),
-            *_of_any_day(stack.pins),
-            *uv.wheels_only(stack.pins),
-            *uv.target(stack),
-            *uv.build_options(),
+            # A pin is exact, so its own day does not matter: a companion may be newer.
+            *(word for n in stack.pins for word in ("--exclude-newer-package", f"{n}=2100-01-01")),
+            *_options(stack),
         ],
         stdin="\n".join(requirements) + "\n",
         pins=stack.pins,
@@ -117,9 +116,8 @@ def _resolved(stack: Stack, bounds: Sequence[str]) -> str:
     )
 
 
-def _of_any_day(pins: Mapping[str, str]) -> list[str]:
-    # A pin is exact, so its own day does not matter: a companion may be newer than the subject.
-    return [word for name in pins for word in ("--exclude-newer-package", f"{name}=2100-01-01")]
+def _options(stack: Stack) -> list[str]:
+    return [*uv.wheels_only(stack.pins), *uv.target(stack), *uv.build_options()]
 
 
 def _requirement(name: str, version: str) -> str:
@@ -141,27 +139,8 @@ def install(lock: str, stack: Stack, site: Path) -> None:
     theirs = {name: version for part in others for name, version in part.packages.items()}
     theirs |= {TORCH: stack.pins[TORCH]} if stack.torch else {}
     ours = {name: version for name, version in locks.versions(lock).items() if name not in theirs}
+    words = ["pip", "install", "-r", "-", "--target", str(site), "--no-deps", "--link-mode", "copy"]
     for part, versions in ((main, ours), *((part, part.pins) for part in others)):
         if versions:
-            _install_part(versions, part, site)
-
-
-def _install_part(versions: Mapping[str, str], stack: Stack, site: Path) -> None:
-    uv.run(
-        [
-            "pip",
-            "install",
-            "-r",
-            "-",
-            "--target",
-            str(site),
-            "--no-deps",
-            "--link-mode",
-            "copy",
-            *uv.wheels_only(stack.pins),
-            *uv.target(stack),
-            *uv.build_options(),
-        ],
-        stdin="".join(f"{_requirement(*pin)}\n" for pin in sorted(versions.items())),
-        pins=stack.pins,
-    )
+            requirements = "".join(f"{_requirement(*pin)}\n" for pin in sorted(versions.items()))
+            uv.run([*words, *_options(part)], stdin=requirements, pins=part.pins)

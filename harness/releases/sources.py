@@ -92,7 +92,16 @@ def pinned(name: str, value: str, cache: Path) -> str:
             return source.version
         if not changed:
             _copy_commit(repository, commit, copy)
-        return _built(name, local, repository, commit, changed, copy, cache).version
+        source_folder = _folder(name, local, cache)
+        with (
+            writing(source_folder, "HARNESS_CACHE"),
+            locked(source_folder.with_name(f"{source_folder.name}.lock")),
+        ):
+            # Another run may have built it, and install its wheel.
+            source = _cached(name, local, cache) or _build(
+                name, local, repository, commit, changed, copy, source_folder
+            )
+        return source.version
 
 
 def of(name: str, version: str, cache: Path) -> Source:
@@ -261,21 +270,10 @@ def _cached(name: str, local: str, cache: Path) -> Source | None:
     return source if Path(source.wheel).is_file() else None
 
 
-def _built(
-    name: str, local: str, repository: Path, commit: str, changed: bool, copy: Path, cache: Path
-) -> Source:
-    """Build the wheel of a copied source, and keep it."""
-    folder = _folder(name, local, cache)
-    with writing(folder, "HARNESS_CACHE"), locked(folder.with_name(f"{folder.name}.lock")):
-        # Another run may have built it, and install its wheel.
-        return _cached(name, local, cache) or _build(
-            name, local, repository, commit, changed, copy, folder
-        )
-
-
 def _build(
     name: str, local: str, repository: Path, commit: str, changed: bool, copy: Path, folder: Path
 ) -> Source:
+    """Build the wheel of a copied source, and keep it in a folder."""
     with folder_whole(folder) as aside:
         tag, distance = _last_tag(repository, commit)
         wheel = _wheel(name, copy, aside, _next_version(tag, distance))

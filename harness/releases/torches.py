@@ -89,21 +89,9 @@ def _fetch(release: str, folder: Path) -> None:
         if folder.is_dir():
             return
         with folder_whole(folder) as aside:
-            uv.run(
-                [
-                    "pip",
-                    "install",
-                    f"{TORCH}=={release}",
-                    "--no-cache",
-                    "--target",
-                    str(aside),
-                    "--default-index",
-                    os.environ[INDEX],
-                    "--only-binary",
-                    ":all:",
-                ],
-                pins={TORCH: release},
-            )
+            words = ["pip", "install", f"{TORCH}=={release}", "--no-cache", "--target", str(aside)]
+            words += ["--default-index", os.environ[INDEX], "--only-binary", ":all:"]
+            uv.run(words, pins={TORCH: release})
 
 
 def copy(torch: Torch, site: Path) -> None:

@@ -44,7 +44,9 @@ def run(
     variables = {"DS_BUILD_OPS": "0", "DS_BUILD_STRING": "", "PYTHONPATH": path}
     process = execute(arguments, stdin, {**variables, **(environment or {})}, lists=lists)
     if process.returncode:
-        raise explained(process.stderr, pins, _python_of(arguments))
+        option = "--python-version"
+        python = arguments[arguments.index(option) + 1] if option in arguments else here()[0]
+        raise explained(process.stderr, pins, python)
     return process.stdout
 
 
@@ -96,17 +98,12 @@ def execute(
             raise
         finally:
             _running.pop(process, None)
-    for word in _addresses():  # uv prints those that it cannot parse
+    values = (value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_")))
+    addresses = {word for value in values if "@" in value for word in value.split()}
+    for word in sorted(addresses, key=len, reverse=True):  # uv prints those that it cannot parse
         errors = errors.replace(word, "***")
     errors = without_secrets(errors)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-
-def _addresses() -> list[str]:
-    """The parts of the addresses with passwords in the user's environment, the longest first."""
-    values = (value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_")))
-    words = {word for value in values if "@" in value for word in value.split()}
-    return sorted(words, key=len, reverse=True)
 
 
 @contextmanager
@@ -254,13 +251,6 @@ def build_options() -> list[str]:
 def left_out(names: Iterable[str]) -> list[str]:
     """Overrides that leave packages out of a resolution: no Python is older than 3."""
     return [f'{Requirement(name)} ; python_version < "3"' for name in sorted(names)]
-
-
-def _python_of(arguments: Sequence[str]) -> str:
-    """The Python for which uv resolves or installs: ours, unless an option names another."""
-    if "--python-version" in arguments:
-        return arguments[arguments.index("--python-version") + 1]
-    return here()[0]
 
 
 def explained(stderr: str, pins: Mapping[str, str], python: str) -> HarnessError:

@@ -109,23 +109,6 @@ def test_a_finished_overlay_is_available_while_others_use_it(
     assert base.site.is_dir()
 
 
-def test_an_overlay_is_built_in_a_temporary_folder_and_renamed_when_complete(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = []
-    original: Callable[..., None] = resolution.install
-
-    def install(*arguments: Any) -> None:
-        original(*arguments)
-        is_made = overlay.is_built(STACK, (), cache)
-        states.append((arguments[2].parent.name[0], is_made, overlay_cache.folders(cache)))
-
-    monkeypatch.setattr(resolution, "install", install)
-    key = borrow_once(cache).key
-    assert states == [(".", False, [])]
-    assert overlays(cache) == [key]
-
-
 def test_a_build_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., None] = resolution.install
 
