@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.bugs import catalog, commits, remedies, result_file
 from harness.bugs.api.settings import in_words
-from harness.bugs.api.spec import BUGGY, RELEASED, Scenario
+from harness.bugs.api.spec import BUGGY, Scenario
 from harness.bugs.commits import BugCommit
 from harness.bugs.periods import Period, alive, periods, tested
 from harness.bugs.results import Result, Status
@@ -61,12 +61,12 @@ def record(name: str) -> Record:
     scenario, spans, cells = catalog.scenario(name), periods(name), result_file.statuses(name)
     if not spans:
         raise Inconclusive(f"no tested release has {name}")
-    days = sorted(cell.first_day for cell in cells)
+    days, bug = sorted(cell.first_day for cell in cells), alive(name)
     return {
         "schema_version": SCHEMA,
         "id": PREFIX + name,
-        "published": _timestamp(days[0]),
-        "modified": _timestamp(days[-1]),
+        "published": f"{days[0]}T00:00:00Z",
+        "modified": f"{days[-1]}T00:00:00Z",
         "summary": scenario.title,
         "details": _details(name, scenario),
         "affected": [
@@ -93,14 +93,10 @@ def record(name: str) -> Record:
             "remedy": remedies.of(name),
             "known_upstream": scenario.known_upstream,
             "known_in_part": scenario.known_in_part,
-            "alive": _alive(name, scenario),
+            "alive": bug and {"release": bug.release, "trigger": bug.trigger},
             "runs": _runs(scenario, cells),
         },
     }
-
-
-def _timestamp(day: str) -> str:
-    return f"{day}T00:00:00Z"
 
 
 def _details(name: str, scenario: Scenario) -> str:
@@ -132,16 +128,6 @@ def _references(scenario: Scenario) -> Iterator[dict[str, str]]:
         yield {"type": kind, "url": link}
     for link in LINK.findall(scenario.fix):
         yield {"type": "FIX", "url": link}
-
-
-def _alive(name: str, scenario: Scenario) -> dict[str, str] | None:
-    """The newest release that has the bug, and the trigger that shows it there."""
-    bug = alive(name)
-    if bug is None:
-        return None
-    is_released = bug.variant == RELEASED
-    trigger = scenario.trigger if is_released else scenario.about(bug.variant)
-    return {"release": bug.release, "trigger": trigger}
 
 
 def _runs(scenario: Scenario, cells: Sequence[Result]) -> list[Record]:

@@ -22,13 +22,13 @@ from harness.bugs.api.spec import (
     UNDECIDED,
     VISIBILITIES,
     Defect,
-    Lane,
     Outcome,
     Scenario,
     Variant,
 )
 from harness.system.conditions import COMPARISONS
 from harness.system.errors import unknown
+from harness.system.text import StrEnum
 
 FILE = "bug.toml"
 
@@ -145,10 +145,10 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return tuple(_typed(arguments[0], item, where) for item in value)
     if is_dataclass(hint) and isinstance(hint, type) and not isinstance(value, hint):
         return built(hint, value, where)
-    for choices in (Lane, Outcome):
-        if hint in (choices, choices | None):
-            _refuse_others(f"value of {where}", [value], list(choices))
-            return choices(value)
+    for kind in (hint, *arguments):
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            _refuse_others(f"value of {where}", [value], list(kind))
+            return kind(value)
     for kind, word in WORDS.items():
         if kind in (hint, origin) and not isinstance(value, kind):
             raise ValueError(f"{where} must be {word}, not {value!r}")

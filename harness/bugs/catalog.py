@@ -264,8 +264,8 @@ def subjects() -> list[str]:
 
 
 def subject(name: str) -> str:
-    """The package whose bug this is: the first pin, or torch where nothing is pinned."""
-    return next(iter(scenario(name).pins), "torch")
+    """The package whose bug this is."""
+    return scenario(name).subject
 
 
 def of_package(package: str) -> list[str]:

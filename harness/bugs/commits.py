@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from harness.bugs import catalog
+from harness.bugs import bug_file, catalog
 from harness.bugs.packages import upstreams
 from harness.bugs.results import Status
 from harness.system.files import write_whole, writing
@@ -62,17 +62,8 @@ def of(scenario: str) -> list[BugCommit]:
     file = catalog.folder(scenario) / FILE
     if not file.is_file():
         return []
-    return [
-        BugCommit(
-            **{
-                **row,
-                "status": Status(row["status"]),
-                "files": tuple(row["files"]),
-                "skipped": tuple(row["skipped"]),
-            }
-        )
-        for row in json.loads(file.read_text(encoding="utf-8"))
-    ]
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    return [bug_file.built(BugCommit, row, FILE) for row in rows]
 
 
 def record(scenario: str, changes: Sequence[BugCommit]) -> None:

@@ -6,7 +6,6 @@ To count how often that is wrong, each recorded status is inferred from all othe
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -59,12 +58,15 @@ def neighbours(tested: Mapping[Point, Iterable[Status]], target: Point) -> Neigh
         certain = {p: {s for s in of if s.certain} for p, of in points.items()}
         points = {point: statuses for point, statuses in certain.items() if statuses}
     older, newer = _nearest(points, target, newer=False), _nearest(points, target, newer=True)
-    of_nearest = frozenset(s for point in (*older, *newer) for s in _certain_first(points[point]))
-    return Neighbours(older, newer, of_nearest, tuple(_differing(points, target, of_nearest)))
+    of_nearest: set[Status] = set()
+    for point in (*older, *newer):
+        of_nearest |= {status for status in points[point] if status.certain} or points[point]
+    differing = tuple(_differing(points, target, of_nearest))
+    return Neighbours(older, newer, frozenset(of_nearest), differing)
 
 
 def _differing(
-    points: Mapping[Point, set[Status]], target: Point, of_nearest: frozenset[Status]
+    points: Mapping[Point, set[Status]], target: Point, of_nearest: set[Status]
 ) -> Iterator[Point]:
     """For one package: the second points on both sides, if they certainly differ from the first."""
     if len(target) > 1 or target in points or _same_series(points, target):
@@ -84,11 +86,6 @@ def _same_series(points: Iterable[Point], target: Point) -> bool:
         return True
     series = [p for p in points if p[0].release[:2] == version.release[:2]]
     return any(p < target for p in series) and any(p > target for p in series)
-
-
-def _certain_first(statuses: set[Status]) -> set[Status]:
-    """The certain statuses of a point that was tested several times, otherwise all."""
-    return {status for status in statuses if status.certain} or statuses
 
 
 def _nearest(points: Iterable[Point], target: Point, *, newer: bool) -> tuple[Point, ...]:
@@ -125,11 +122,6 @@ def judged(name: str) -> Iterator[tuple[Point, str]]:
             others = {other: of for other, of in tested.items() if other != point}
             inference = neighbours(others, point).status
             yield point, UNKNOWN if inference is None else RIGHT if inference in certain else WRONG
-
-
-def judged_counts(name: str) -> Counter[str]:
-    """How many of a bug's recorded results are inferred right, wrong or not at all."""
-    return Counter(how for _, how in judged(name))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,19 +51,12 @@ def tested(name: str) -> dict[str, Status]:
 
     Results with different releases of its other packages count as one: affected, if one of them is.
     """
-    subject = next(iter(catalog.scenario(name).pins), None)
+    subject = catalog.subject(name)
     by_version: dict[str, list[Status]] = {}
     for cell in result_file.statuses(name):
-        if subject:
-            by_version.setdefault(cell.pins[subject], []).append(cell.status)
+        by_version.setdefault(cell.pins[subject], []).append(cell.status)
     ordered = sorted(by_version.items(), key=lambda item: Version(item[0]))
-    return {version: _together(statuses) for version, statuses in ordered}
-
-
-def _together(statuses: Iterable[Status]) -> Status:
-    """The status of a release that was tested several times."""
-    order = (Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE, Status.UNSUPPORTED)
-    return min(statuses, key=order.index)
+    return {version: min(statuses, key=list(Status).index) for version, statuses in ordered}
 
 
 def periods(name: str) -> list[Period]:
@@ -121,6 +114,12 @@ class Alive:
     release: str
     variant: str
     """The variant that shows it; ``released`` if the scenario's own trigger does."""
+
+    @property
+    def trigger(self) -> str:
+        """What a run must do to meet the bug."""
+        bug = catalog.scenario(self.scenario)
+        return bug.trigger if self.variant == RELEASED else bug.about(self.variant)
 
 
 def alive(name: str) -> Alive | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from harness.bugs.api.spec import Finding, Outcome, Verdict
 from harness.system.errors import ExitCode
@@ -203,37 +203,14 @@ class Result:
         finding = asdict(self.finding) if self.finding else None
         if finding and not finding["another"]:
             del finding["another"]
-        return {
-            "variant": self.variant,
-            "outcome": self.outcome,
-            "expected": self.expected,
-            "reason": self.reason,
-            "seconds": self.seconds,
-            "finding": finding,
-            "failure": self.failure,
-            "insufficient_checks": self.insufficient_checks,
-            "shims": self.shims,
-            "environment": self.environment,
-            "phases": self.phases,
-        }
+        content = {name: getattr(self, name) for name in TrialJson.__annotations__}
+        return cast(TrialJson, content | {"finding": finding})
 
     def of_releases(self) -> CellJson:
         """What the JSON of ``matrix``, ``confirm`` and ``watch`` shows of it."""
-        return {
-            "scenario": self.scenario,
-            "pins": dict(self.pins),
-            "status": self.status,
-            "reason": self.reason,
-            "lane": self.lane,
-            "python": self.python,
-            "torch": self.torch,
-            "date": self.first_day,
-            "seconds": self.seconds,
-            "step": self.step,
-            "run": self.folder,
-            "log": list(self.log),
-            "stored": self.stored,
-        }
+        special = {"date": self.first_day, "run": self.folder, "log": list(self.log)}
+        names = CellJson.__annotations__
+        return cast(CellJson, {n: special.get(n, getattr(self, n, None)) for n in names})
 
 
 def _without_defaults(instance: Any) -> dict[str, Any]:

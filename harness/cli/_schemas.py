@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 
 from harness.bugs.results import CellJson, VerdictJson
 from harness.cli.list import BrokenJson, ListedJson
-from harness.publish.nightly_json import WatchJson
+from harness.publish.report import WatchJson
 from harness.python.results import CheckResult, ProbeResult
 from harness.run.score.scores import Score
 from harness.training.guard.report_json import GuardAlarmJson, GuardSummaryJson

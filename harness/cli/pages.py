@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from harness.bugs import catalog
 from harness.cli import Arguments
 from harness.cli import _schemas as schemas
-from harness.publish import docs_tables, field, markdown_pages, measurements
+from harness.publish import docs_tables, field, markdown_pages
 from harness.system.documents import toml_of
 from harness.system.errors import ExitCode
 from harness.system.files import ROOT, write_whole
@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 WHOLE = {
     "alive.md": markdown_pages.of_living,
     "field.md": field.page,
-    "measurements.md": measurements.page,
+    "measurements.md": docs_tables.measurements_page,
     "models_table.md": docs_tables.models_page,
     **{f"schemas/{name}.json": make for name, make in schemas.DOCUMENTS.items()},
 }

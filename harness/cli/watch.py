@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.bugs import catalog
 from harness.cli import Arguments
 from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting, whole_number
-from harness.publish import nightly_json, report
+from harness.publish import report
 from harness.publish.history import writing
 from harness.publish.steps import Watch, read_index, today, watch
 from harness.releases import sources
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     files: dict[report.Make, Path | None] = {
         report.markdown: options.summary,
         report.junit: options.junitxml,
-        nightly_json.as_json: options.json,
+        report.as_json: options.json,
     }
     configs = configs_of(options.overrides)
     refuse_without_torch("watch")

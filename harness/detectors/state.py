@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,25 +65,6 @@ def master_copy(parameter: Tensor) -> Tensor | None:
     return None if fragment is None else fragment.detach()
 
 
-def master_copies(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """The parameters of DeepSpeed's optimizers without ZeRO, each with its fp32 copy.
-
-    ``FP16_UnfusedOptimizer`` steps these copies, and they have the gradients. ``FP16_Optimizer``
-    steps one flat tensor for each group, of which the copies are views: they have no gradient.
-    """
-    groups = getattr(optimizer, "fp16_groups", ())
-    copies = getattr(optimizer, "fp32_groups", ())
-    if (flat := getattr(optimizer, "fp32_groups_flat", None)) is not None:
-        copies = list(map(_unflattened, flat, groups))
-    for group, group_copies in zip(groups, copies, strict=False):
-        yield from zip(group, group_copies, strict=False)
-
-
-def _unflattened(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    parts = flat.detach().split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
-
-
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
     """Every parameter and buffer that this rank holds, by name, and the master copies: no copies.
 
@@ -93,7 +73,9 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     shard. With ``optimizer`` its moments come too, and the tensors that it updates where those are
     not the model's own, as ``optimizer.GROUP.INDEX``.
     """
-    module = _unwrapped(model)
+    inner = getattr(model, "module", None)
+    is_wrapper = [name for name, _ in model.named_children()] == ["module"]
+    module = inner if isinstance(inner, nn.Module) and is_wrapper else model
     state: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         state[name] = getattr(parameter, "ds_tensor", parameter).detach()
@@ -159,12 +141,6 @@ def dump_changes(
         raise ValueError(f"{before} has dumps of ranks {ranks}, {after} of {others}")
     changes = {r: state_changes(read_dump(before, r), read_dump(after, r)) for r in ranks}
     return {rank: of_rank for rank, of_rank in changes.items() if of_rank}
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    inner = getattr(model, "module", None)
-    alone = [name for name, _ in model.named_children()] == ["module"]
-    return inner if isinstance(inner, nn.Module) and alone else model
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -136,7 +136,8 @@ class Bug:
         cells = result_file.statuses(self.name)
         if not cells:
             return []
-        package = _varied(self.scenario, cells)
+        # the package with the most tested releases
+        package = max(self.scenario.pins, key=lambda n: len({cell.pins[n] for cell in cells}))
         rows = [[package, *_ALIKE]]
         for alike, group in itertools.groupby(cells, key=lambda cell: _alike(package, cell)):
             rows.append([", ".join(cell.pins[package] for cell in group), *alike])
@@ -181,11 +182,6 @@ def _alike(package: str, cell: Result) -> tuple[str, ...]:
     why = "" if cell.status.certain else short(cell.reason, 160)
     platform = cell.lane, cell.python, str(cell.torch)
     return (str(cell.status), others, *platform, cell.day, why)
-
-
-def _varied(scenario: Scenario, cells: Sequence[Result]) -> str:
-    """The package with the most tested releases; these are the rows."""
-    return max(scenario.pins, key=lambda name: len({cell.pins[name] for cell in cells}))
 
 
 def _changed(change: BugCommit) -> str:

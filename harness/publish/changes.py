@@ -10,23 +10,17 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import Verdict
 from harness.bugs.pins import is_source
 from harness.bugs.results import Status
-from harness.publish.history import Change, ReleaseResult, newest_certain, why
+from harness.publish.history import WORSE, Change, ReleaseResult, newest_certain, why
 from harness.releases.index import Release
 from harness.run.suite import Done
 from harness.system.text import short
 
-NOW_AFFECTED = "now affected"
+NOW_AFFECTED, NO_LONGER_CERTAIN, NO_LONGER_REPRODUCES, UNLIKE_ITS_RECORD = WORSE
 NO_LONGER_AFFECTED = "no longer affected"
-NO_LONGER_CERTAIN = "no longer certain"
 UNSUPPORTED_HERE = "unsupported here"
 CERTAIN_AGAIN = "certain again"
-NO_LONGER_REPRODUCES = "no longer reproduces"
 REPRODUCES_AGAIN = "reproduces again"
 YANKED = "yanked"
-UNLIKE_ITS_RECORD = "unlike its record"
-
-WORSE = frozenset({NOW_AFFECTED, NO_LONGER_CERTAIN, NO_LONGER_REPRODUCES, UNLIKE_ITS_RECORD})
-"""The changes that end a nightly with exit code 1."""
 
 SEE = "To see it: "
 """The words before the command that shows a change."""
@@ -47,11 +41,9 @@ def of_releases(
     earlier = newest_certain(before)
     changes = []
     for result in sorted(tonight, key=_order):
-        previous = earlier.get(result.key)
         lower = _lower(result, newest_results.values(), earlier.values())
-        if kind := _kind(result, previous, lower):
-            reference = _reference(kind, previous, lower)
-            changes.append(_change(kind, result, reference, releases, day))
+        if comparison := _comparison(result, earlier.get(result.key), lower):
+            changes.append(_change(*comparison, result, releases, day))
     return changes
 
 
@@ -83,93 +75,52 @@ def _lower(
     return [*reversed(sources), *sorted(releases, key=_order, reverse=True)]
 
 
-def _kind(
+def _comparison(
     result: ReleaseResult, previous: ReleaseResult | None, lower: Sequence[ReleaseResult]
-) -> str | None:
-    """The kind of a change; None without a change, or without a result to compare with."""
-    if not result.cell.status.certain:
-        if previous is not None or not _nearest_is_certain(lower):
+) -> tuple[str, ReleaseResult] | None:
+    """The kind of a change, and the result that it is compared with; None without a change."""
+    status = result.cell.status
+    certain = next((one for one in lower if one.cell.status.certain), None)
+    if not status.certain:
+        if previous is not None or certain is None or lower[0] is not certain:
             return None  # reported before, or no change
-        unsupported = result.cell.status is Status.UNSUPPORTED
-        return UNSUPPORTED_HERE if unsupported else NO_LONGER_CERTAIN
-    reference = next((one for one in lower if one.cell.status.certain), None)
-    if reference and reference.cell.status is not result.cell.status:
-        return NOW_AFFECTED if result.cell.status is Status.AFFECTED else NO_LONGER_AFFECTED
-    was_unknown = (previous and not previous.cell.status.certain) or (
-        lower and not _nearest_is_certain(lower)
-    )
-    return CERTAIN_AGAIN if was_unknown else None
-
-
-def _nearest_is_certain(lower: Sequence[ReleaseResult]) -> bool:
-    return bool(lower) and lower[0].cell.status.certain
-
-
-def _reference(
-    kind: str, previous: ReleaseResult | None, lower: Sequence[ReleaseResult]
-) -> ReleaseResult:
-    """The result that a changed one is compared with."""
-    if kind == CERTAIN_AGAIN:
-        return previous if previous and not previous.cell.status.certain else lower[0]
-    return next(one for one in lower if one.cell.status.certain)
+        return UNSUPPORTED_HERE if status is Status.UNSUPPORTED else NO_LONGER_CERTAIN, certain
+    if certain and certain.cell.status is not status:
+        return NOW_AFFECTED if status is Status.AFFECTED else NO_LONGER_AFFECTED, certain
+    unclear = [one for one in (previous, *lower[:1]) if one and not one.cell.status.certain]
+    return (CERTAIN_AGAIN, unclear[0]) if unclear else None
 
 
 def _change(
-    kind: str, result: ReleaseResult, reference: ReleaseResult, releases: Releases, day: str
+    kind: str, reference: ReleaseResult, result: ReleaseResult, releases: Releases, day: str
 ) -> Change:
-    cell = result.cell
+    cell, bug, status = result.cell, result.cell.scenario, result.cell.status
+    scenario, release = catalog.scenario(bug), releases.get((result.package, result.version))
+    name = f"{result.package} {result.version}" + (f" ({release.day})" if release else "")
+    was = f"{reference.version} was {reference.cell.status}."
+    reason = (short(cell.reason, 160) or "none was given").removesuffix(".")
+    message = {
+        NOW_AFFECTED: f"{name} is affected by {bug}; {reference.version} was not. "
+        f"{scenario.title[:1].upper()}{scenario.title[1:]}. Only with {scenario.trigger}. "
+        f"What to do: {scenario.remedy or f'use {result.package} {reference.version}'}. First "
+        f"seen in the nightly of {day}.",
+        NO_LONGER_AFFECTED: f"{name} is not affected by {bug}; {reference.version} was.",
+        NO_LONGER_CERTAIN: f"{name} is {status} for {bug}; {was} Reason: {reason}. Until a run "
+        f"succeeds, it is not known whether this release has the bug: {scenario.title}. First "
+        f"seen in the nightly of {day}.",
+        UNSUPPORTED_HERE: f"{name} cannot be tested for {bug} on this machine; {was} Reason: "
+        f"{reason}. Run the nightly on a machine that supports it.",
+        CERTAIN_AGAIN: f"{name} has a status for {bug} again: {status}. {was}",
+    }[kind]
     return Change(
         kind,
-        cell.scenario,
+        bug,
         result.package,
         result.version,
         str(reference.cell.status),
-        str(cell.status),
-        f"{_message(kind, result, reference, _name(result, releases), day)} {SEE}{command(result)}",
-    )
-
-
-def _message(
-    kind: str, result: ReleaseResult, reference: ReleaseResult, name: str, day: str
-) -> str:
-    scenario = catalog.scenario(result.cell.scenario)
-    bug, status, version = result.cell.scenario, result.cell.status, reference.version
-    was = f"{version} was {reference.cell.status}."
-    reason = (short(result.cell.reason, 160) or "none was given").removesuffix(".")
-    if kind == NOW_AFFECTED:
-        return (
-            f"{name} is affected by {bug}; {version} was not. "
-            f"{scenario.title[:1].upper()}{scenario.title[1:]}. Only with {scenario.trigger}. "
-            f"What to do: {scenario.remedy or f'use {result.package} {version}'}. First seen in "
-            f"the nightly of {day}."
-        )
-    if kind == NO_LONGER_AFFECTED:
-        return f"{name} is not affected by {bug}; {version} was."
-    if kind == NO_LONGER_CERTAIN:
-        return (
-            f"{name} is {status} for {bug}; {was} Reason: {reason}. Until a run succeeds, it "
-            f"is not known whether this release has the bug: {scenario.title}. First seen in "
-            f"the nightly of {day}."
-        )
-    if kind == UNSUPPORTED_HERE:
-        return (
-            f"{name} cannot be tested for {bug} on this machine; {was} Reason: {reason}. Run "
-            "the nightly on a machine that supports it."
-        )
-    return f"{name} has a status for {bug} again: {status}. {was}"
-
-
-def _name(result: ReleaseResult, releases: Releases) -> str:
-    release = releases.get((result.package, result.version))
-    day = f" ({release.day})" if release else ""
-    return f"{result.package} {result.version}{day}"
-
-
-def command(result: ReleaseResult) -> str:
-    """The command that repeats the run of a result."""
-    return (
-        f"python -m harness run scenario={result.cell.scenario} variant=released "
-        f"pins.{result.package}={result.version}"
+        str(status),
+        f"{message} {SEE}python -m harness run scenario={bug} variant=released "
+        f"pins.{result.package}={result.version}",
     )
 
 
@@ -220,8 +171,3 @@ def of_yanked(
                 )
                 changes.append(Change(YANKED, scenario, package, version, status, YANKED, message))
     return changes
-
-
-def worse(changes: Iterable[Change]) -> list[Change]:
-    """The changes for the worse."""
-    return [change for change in changes if change.kind in WORSE]

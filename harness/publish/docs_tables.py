@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from harness.bugs import catalog, lookup, result_file
-from harness.bugs.api.spec import BUGGY, Scenario
+from harness.bugs.api.spec import BUGGY, HARMS, Scenario
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import alive, newest, periods, tested
-from harness.bugs.pins import TORCH
+from harness.bugs.pins import describe
 from harness.publish.gpu_evidence import evidence
 from harness.rank.guard.check_table import CHECKS
 from harness.rank.models.answer import Answer, AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
+from harness.system.documents import toml_of
 from harness.system.errors import Inconclusive
+from harness.system.files import ROOT
 from harness.system.installation import for_readers
 from harness.system.text import count, markdown, markdown_table
 from harness.training.models import recorded
@@ -97,7 +100,7 @@ def _ranges() -> str:
 
 def _rows(name: str) -> Iterator[list[str]]:
     affected_periods = periods(name)
-    subject = next(iter(catalog.scenario(name).pins), TORCH)
+    subject = catalog.subject(name)
     count = str(len(tested(name)))
     for period in affected_periods:
         yield [
@@ -133,12 +136,16 @@ def _found_by_probe() -> str:
     other_bugs = [n for n, s in by_bug.items() if s and not s.concerns_loops]
     unseen = [n for n, s in by_bug.items() if s is None]
     total, alarms = len(hits) + len(missed), [n for n, s in hits.items() if s.false_alarms]
-    rows = [[link(name), _release(s), _broken_relations(s)] for name, s in hits.items()]
+    verb, names = "have" if len(alarms) > 1 else "has", f" ({', '.join(alarms)})" if alarms else ""
+    rows = []
+    for name, signature in hits.items():
+        release = list(signature.recorded["buggy"].pins.items())[:1]
+        rows.append([link(name), describe(dict(release)), _broken_relations(signature)])
     rows += [[link(name), "", f"missed: {markdown(s.why)}"] for name, s in missed.items()]
     return "\n\n".join(
         [
             f"`probe` finds {len(hits)} of the {total} bugs that concern a training loop. Of the "
-            f"releases without these bugs, {len(alarms) or 'none'} {_alarm(alarms)}."
+            f"releases without these bugs, {len(alarms) or 'none'} {verb} a broken relation{names}."
             + (f" Not about loops: {', '.join(map(link, other_bugs))}." if other_bugs else "")
             + (f" Not tried yet: {', '.join(map(link, unseen))}." if unseen else ""),
             markdown_table(["bug", "probed with", "what breaks first"], rows),
@@ -146,20 +153,9 @@ def _found_by_probe() -> str:
     )
 
 
-def _alarm(names: list[str]) -> str:
-    if not names:
-        return "has a broken relation"
-    return f"{'has' if len(names) == 1 else 'have'} a broken relation ({', '.join(names)})"
-
-
 def link(name: str) -> str:
     """A link to a bug's page."""
     return f"[`{name}`](../scenarios/{catalog.folder(name).parent.name}/{name}/README.md)"
-
-
-def _release(signature: Signature) -> str:
-    pins = signature.recorded["buggy"].pins
-    return ", ".join(f"{name} {version}" for name, version in list(pins.items())[:1])
 
 
 def _broken_relations(signature: Signature) -> str:
@@ -181,12 +177,10 @@ def _grouped(broken: list[Sign]) -> Iterator[str]:
 
 def _inferred() -> str:
     """How often an inferred status is right."""
-    counts: Counter[str] = sum(map(lookup.judged_counts, catalog.sound()), Counter())
+    judged = [(name, *pair) for name in catalog.sound() for pair in lookup.judged(name)]
+    counts = Counter(how for *_, how in judged)
     mistakes = [
-        f"{name} {' with '.join(map(str, point))}"
-        for name in catalog.sound()
-        for point, how in lookup.judged(name)
-        if how == WRONG
+        f"{name} {' with '.join(map(str, point))}" for name, point, how in judged if how == WRONG
     ]
     day = max(cell.first_day for name in catalog.sound() for cell in result_file.statuses(name))
     return (
@@ -296,22 +290,13 @@ def models_page() -> str:
         f"Recorded releases: {releases}.",
     ]
     for head in HEADS:
-        if head != CAUSAL:
-            parts += _head_section(
-                head, [line for line in lines if parsed(line.model).head == head]
-            )
+        if head != CAUSAL and (record := newest_recorded(head)):
+            lines_of = [line for line in lines if parsed(line.model).head == head]
+            wrong_count = sum(len(line.wrong_cells) for line in lines_of)
+            models = f"{count(len(lines_of), 'model')} of transformers {record.release}"
+            counted = f"{models}: {wrong_count} cells are wrong."
+            parts += [f"## `{head}`", counted, _models_table(lines_of)]
     return "\n\n".join(parts) + "\n"
-
-
-def _head_section(head: str, lines: list[ModelLine]) -> list[str]:
-    """The heading and the table of a head; nothing if it was not recorded."""
-    record = newest_recorded(head)
-    if record is None:
-        return []
-    wrong_count = sum(len(line.wrong_cells) for line in lines)
-    models = count(len(lines), "model")
-    counted = f"{models} of transformers {record.release}: {wrong_count} cells are wrong."
-    return [f"## `{head}`", counted, _models_table(lines)]
 
 
 def _models_table(lines: list[ModelLine]) -> str:
@@ -324,3 +309,46 @@ def _models_table(lines: list[ModelLine]) -> str:
         of = {cell.relation: str(cell) for cell in line.cells}
         rows.append([parsed(line.model).model, *(of.get(relation, "") for relation in relations)])
     return markdown_table(["model", *(name.replace("_", " ") for name in relations)], rows)
+
+
+def measurements_page() -> str:
+    """The page docs/measurements.md: figures that were measured, from ``measurements.toml``."""
+    content = toml_of((ROOT / "docs" / "measurements.toml").read_text(encoding="utf-8"))
+    parts = [
+        "# Measurements",
+        "<!-- Made by `python -m harness pages` from measurements.toml. Write nothing here. -->",
+        "Each figure has the command that measures it, the machine, the day, and the commit that "
+        "recorded it. Several values are those of several runs.",
+        *(part for program in content["program"] for part in _program(program)),
+        *_guard_on_bugs(content["guard"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _program(program: dict[str, Any]) -> Iterator[str]:
+    yield f"## {program['name']}"
+    yield " ".join(filter(None, (f"`{program['command']}`", program.get("about"))))
+    columns = ["figure", "value", "machine", "day", "commit"]
+    rows = [{**row, "value": f"{row['value']} {row.get('unit', '')}"} for row in program["figures"]]
+    yield markdown_table(
+        columns, ([markdown(row[name].strip()) for name in columns] for row in rows)
+    )
+
+
+def _guard_on_bugs(guard: dict[str, Any]) -> Iterator[str]:
+    """Which bugs of the catalogue ``guard`` detects, by harm and one by one."""
+    detected = [*guard["detected"], *guard["other_alarm"]]
+    missed = {name: group["reason"] for group in guard["missed"] for name in group["bugs"]}
+    harms = [Counter(catalog.scenario(name).harm for name in names) for names in (detected, missed)]
+    yield "## Which bugs guard detects"
+    run = f"`{guard['command']}`, {guard['machine']}, {guard['day']}, commit {guard['commit']}."
+    yield f"{run} {guard['about']}"
+    counts = [[harm, *(str(of[harm]) for of in harms)] for harm in HARMS]
+    yield markdown_table(["what the bug does", "detected", "missed"], counts)
+    rows = [[link(name), "detected", ""] for name in guard["detected"]]
+    why = "with a right alarm of another bug in a variant without this one"
+    rows += [[link(name), "detected", why] for name in guard["other_alarm"]]
+    rows += [[link(name), "missed", markdown(reason)] for name, reason in missed.items()]
+    yield markdown_table(["bug", "guard", "why"], sorted(rows))
+    names = ", ".join(map(link, guard["no_training"]))
+    yield f"Without a training that `guard` can watch: {names}."

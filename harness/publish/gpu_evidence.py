@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from harness.bugs import catalog, result_file
-from harness.bugs.api.spec import Lane, Scenario
+from harness.bugs.api.spec import Lane
 from harness.bugs.results import Result
 from harness.system.text import count, markdown_table
 
@@ -125,14 +125,10 @@ def _without(names: Iterator[str]) -> Iterator[str]:
     """Sentences about the scenarios without a result from GPUs, by the reason."""
     reasons = defaultdict(list)
     for name in names:
-        reasons[_reason(name, catalog.scenario(name))].append(f"`{name}`")
+        on_gpus = Lane.GPU in catalog.scenario(name).lanes
+        reason = REASONS.get(name, "not run yet") if on_gpus else "nothing in it uses a device"
+        reasons[reason].append(f"`{name}`")
     for reason, scenarios in sorted(reasons.items(), key=lambda group: -len(group[1])):
         yield f"{count(len(scenarios), 'scenario')} without a result ({reason}): " + (
             ", ".join(scenarios)
         )
-
-
-def _reason(name: str, scenario: Scenario) -> str:
-    if Lane.GPU not in scenario.lanes:
-        return "nothing in it uses a device"
-    return REASONS.get(name, "not run yet")

@@ -55,6 +55,10 @@ class ReleaseResult:
         return (self.cell.reason.splitlines() or [""])[0]
 
 
+WORSE = ("now affected", "no longer certain", "no longer reproduces", "unlike its record")
+"""The changes that end a nightly with exit code 1."""
+
+
 @dataclass(frozen=True)
 class Change:
     """A status or a verdict that differs from an earlier one."""
@@ -67,6 +71,10 @@ class Change:
     before: str | None
     after: str
     message: str
+
+    @property
+    def is_worse(self) -> bool:
+        return self.kind in WORSE
 
 
 @dataclass

@@ -69,8 +69,10 @@ class Evidence:
         """The command, the machine, the versions, the commit and the shims, by name."""
         trial, machine = self.trial, self.trial.machine
         shims = trial.shims or {}
+        # without those that name a folder of its machine
+        words = [w for w in trial.command.split() if "=/" not in w and not w.startswith("runs=")]
         return {
-            "command": " ".join(_without_paths(trial.command)),
+            "command": " ".join(words),
             "lane": f"{trial.lane}, seed {trial.seed}",
             "machine": f"{machine['cpus']} CPU cores, Python {machine['python']}, "
             f"torch {machine['torch']}",
@@ -83,11 +85,6 @@ class Evidence:
         """The insufficient checks, and whether each fired in the buggy variant."""
         checks = (each.insufficient_checks for each in self.trials if each.variant == BUGGY)
         return next(filter(None, checks), {})
-
-
-def _without_paths(command: str) -> list[str]:
-    """The words of a command, without those that name a folder of its machine."""
-    return [word for word in command.split() if "=/" not in word and not word.startswith("runs=")]
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
@@ -110,32 +107,24 @@ def folders(paths: Iterable[Path]) -> list[Path]:
 def newest_runs(run_folders: Iterable[Path], warn: Warn) -> dict[str, Evidence]:
     """The newest complete run of each scenario, by its name."""
     runs: dict[str, Evidence] = {}
-    for scenario, folder in _by_age(run_folders, warn):
-        if scenario not in runs and (run := _complete(folder, warn)):
-            runs[scenario] = run
-    return runs
-
-
-def _by_age(run_folders: Iterable[Path], warn: Warn) -> list[tuple[str, Path]]:
-    """The scenario of each run folder, with the folder; newest first."""
     started = []
     for folder in dict.fromkeys(path.resolve() for path in run_folders):
         try:
             run = read_json(folder / RUN_FILE)
-            started.append((str(run["scenario"]), str(run["started"]), folder))
+            if {BUGGY, FIXED} <= set(run["trials"]):
+                started.append((str(run["started"]), str(folder), str(run["scenario"])))
         except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
             warn(f"{folder} is not the record of a run: {complaint(error)}")
-    started.sort(key=lambda each: (each[1], str(each[2])), reverse=True)
-    return [(scenario, folder) for scenario, _, folder in started]
+    for _, path, scenario in sorted(started, reverse=True):
+        if scenario not in runs and (evidence := _complete(Path(path), warn)):
+            runs[scenario] = evidence
+    return runs
 
 
 def _complete(folder: Path, warn: Warn) -> Evidence | None:
     """A run with records of buggy and fixed; otherwise None, with a warning if it cannot be graded
     or is inconclusive."""
     try:
-        run = read_json(folder / RUN_FILE)
-        if not {BUGGY, FIXED} <= set(run["trials"]):
-            return None
         result, records = grade_with_records(folder)
     except (HarnessError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = str(error) if isinstance(error, HarnessError) else complaint(error)
@@ -218,8 +207,8 @@ class Statuses:
         """The releases of the bug's own package that another package was tested with, if they were
         always the same: ``with transformers 4.36.2``."""
         others = {result.others for result in self.of(scenario, package).values()}
-        subject = next(iter(catalog.scenario(scenario).pins), package)
-        return f"with {others.pop()}" if subject != package and len(others) == 1 else ""
+        is_subject = catalog.subject(scenario) == package
+        return f"with {others.pop()}" if not is_subject and len(others) == 1 else ""
 
     def newest_certain(self, scenario: str, package: str) -> ReleaseResult | None:
         """The result of a package's highest release with a certain status; None without one."""

@@ -93,18 +93,13 @@ def spans(story: Story) -> list[Span]:
     by_scenario = {name: tested(name) for name in story.scenarios}
     versions = sorted({version for each in by_scenario.values() for version in each}, key=Version)
     rows = [
-        (v, {name: _known_status(each, v) for name, each in by_scenario.items()}) for v in versions
+        (v, {n: of.get(v) or infer(of.items(), v).status for n, of in by_scenario.items()})
+        for v in versions
     ]
     return [
         Span(tuple(version for version, _ in group), statuses)
         for statuses, group in itertools.groupby(rows, key=lambda row: row[1])
     ]
-
-
-def _known_status(tested: Mapping[str, Status], version: str) -> Status | None:
-    if version in tested:
-        return tested[version]
-    return infer(tested.items(), version).status
 
 
 def _page(template: str, **content: Any) -> str:

@@ -1,14 +1,18 @@
-"""The report of a nightly: on the terminal, as Markdown for a job's summary, as JUnit."""
+"""The report of a nightly: on the terminal, as Markdown for a job's summary, as JUnit and JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypedDict
 from xml.etree import ElementTree
 
 from rich.console import Console
 
 from harness.bugs.api.spec import Verdict
+from harness.bugs.results import CellJson
 from harness.publish import changes
 from harness.publish.history import Change, ReleaseResult, why
 from harness.publish.steps import Watch
@@ -30,12 +34,8 @@ def show(console: Console, summary: Watch) -> None:
         console.print()
     for note in summary.notes:
         console.print(note)
-    worse = changes.worse(summary.nightly.changes)
-    for change in summary.nightly.changes:
-        if change not in worse:
-            console.print(f"{change.message}\n")
-    for change in worse:
-        console.print(f"{change.message}\n", style="red")
+    for change in sorted(summary.nightly.changes, key=lambda change: change.is_worse):
+        console.print(f"{change.message}\n", style="red" if change.is_worse else "")
     console.print(headline(summary), style="bold")
 
 
@@ -48,7 +48,7 @@ def headline(summary: Watch) -> str:
     parts.append(_ours(summary))
     parts.append(count(len(news), "change") if news else "no change")
     if news:
-        parts.append(f"{len(changes.worse(news)) or 'none'} for the worse")
+        parts.append(f"{sum(change.is_worse for change in news) or 'none'} for the worse")
     parts.append(f"{summary.seconds:.0f} s")
     return f"nightly of {summary.nightly.day}: {', '.join(parts)}"
 
@@ -56,21 +56,21 @@ def headline(summary: Watch) -> str:
 def _ours(summary: Watch) -> str:
     """Our own verdicts: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
     verdicts = [done.result.verdict for done in summary.nightly.ours.values()]
-    counts = {verdict: verdicts.count(verdict) for verdict in Verdict}
-    parts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    parts = ", ".join(f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts)
     return f"{count(len(verdicts), 'scenario')} of ours" + (f" ({parts})" if parts else "")
 
 
 def _rows(summary: Watch) -> list[list[str]]:
     again = {result.key for result in summary.again}
+    days = {key: release.day for key, release in summary.history.releases.items()}
     return [
         [
             result.cell.scenario,
             result.package,
             result.version,
-            _day(summary, result),
+            days.get((result.package, result.version), ""),
             str(result.cell.status),
-            ", ".join(change.kind for change in _changes_of(summary, result)),
+            ", ".join(change.kind for change in _changes_of(summary, result.key)),
             "" if result.cell.status.certain else short(result.cell.reason),
         ]
         for result in summary.nightly.results
@@ -78,13 +78,9 @@ def _rows(summary: Watch) -> list[list[str]]:
     ]
 
 
-def _day(summary: Watch, result: ReleaseResult) -> str:
-    release = summary.history.releases.get((result.package, result.version))
-    return release.day if release else ""
-
-
-def _changes_of(summary: Watch, result: ReleaseResult) -> list[Change]:
-    return [c for c in summary.nightly.changes if (c.scenario, c.package, c.version) == result.key]
+def _changes_of(summary: Watch, key: tuple[str, str | None, str | None]) -> list[Change]:
+    """The changes of a scenario of ours, or of a release of a package."""
+    return [c for c in summary.nightly.changes if (c.scenario, c.package, c.version) == key]
 
 
 Make = Callable[[Watch], str]
@@ -100,11 +96,9 @@ def write(summary: Watch, files: Mapping[Make, Path | None]) -> None:
 
 def markdown(summary: Watch) -> str:
     """The nightly for a job's summary, or a comment."""
-    worse = changes.worse(summary.nightly.changes)
-    others = [change for change in summary.nightly.changes if change not in worse]
     lines = [f"## {headline(summary)}", ""]
-    for title, news in (("Worse", worse), ("Changed", others)):
-        if news:
+    for title, is_worse in (("Worse", True), ("Changed", False)):
+        if news := [c for c in summary.nightly.changes if c.is_worse is is_worse]:
             lines += [f"### {title}", ""]
             lines += [line for c in news for line in (f"- {_paragraph(c.message)}", "")]
     for note in summary.notes:
@@ -148,8 +142,7 @@ def junit(summary: Watch) -> str:
 
 def _own_case(suite: ElementTree.Element, summary: Watch, name: str, done: Done) -> None:
     case = _case(suite, "ours", name, done.seconds)
-    ours = [c for c in summary.nightly.changes if (c.scenario, c.package) == (name, None)]
-    worse = changes.worse(ours)
+    worse = [c for c in _changes_of(summary, (name, None, None)) if c.is_worse]
     code, verdict, reasons = done.result.exit_code, done.result.verdict, short(why(done.result))
     if worse or code == ExitCode.NOT_AS_EXPECTED:
         _mark(case, "failure", verdict, worse[0].message if worse else reasons)
@@ -162,7 +155,7 @@ def _own_case(suite: ElementTree.Element, summary: Watch, name: str, done: Done)
 def _release_case(suite: ElementTree.Element, summary: Watch, result: ReleaseResult) -> None:
     cell, name = result.cell, f"{result.package} {result.version}"
     case = _case(suite, cell.scenario, name, cell.seconds)
-    worse = changes.worse(_changes_of(summary, result))
+    worse = [c for c in _changes_of(summary, result.key) if c.is_worse]
     if worse:
         _mark(case, "failure", worse[0].kind, worse[0].message)
     elif not cell.status.certain:
@@ -179,3 +172,80 @@ def _case(suite: ElementTree.Element, group: str, name: str, seconds: float) -> 
 def _mark(case: ElementTree.Element, kind: str, message: str, text: str = "") -> None:
     mark = ElementTree.SubElement(case, kind, message=plain(message))
     mark.text = plain(text) or None
+
+
+SCHEMA = 3
+"""The version of the JSON, docs/schemas/watch.json; it rises when a key changes its name or
+meaning."""
+
+
+class NightlyJson(TypedDict):
+    """When and where a nightly ran."""
+
+    day: str
+    started: str
+    ended: str | None
+    facts: dict[str, Any]
+
+
+class TestedJson(CellJson):
+    """A release that was tested: its cell, and which package the nightly was about."""
+
+    package: str
+    version: str
+
+
+class ScenarioJson(TypedDict):
+    """One of our own scenarios."""
+
+    scenario: str
+    verdict: str
+    seconds: float
+    run: str | None
+
+
+class WatchJson(TypedDict):
+    """What ``watch --json`` writes: the results of a nightly."""
+
+    schema: int
+    nightly: NightlyJson
+    tested: list[TestedJson]
+    ours: list[ScenarioJson]
+    confirmed: int
+    changes: list[Change]
+    notes: list[str]
+    seconds: float
+    exit_code: int
+
+
+def as_json(summary: Watch) -> str:
+    """All results of the nightly, as JSON."""
+    nightly = summary.nightly
+    content: WatchJson = {
+        "schema": SCHEMA,
+        "nightly": {
+            "day": nightly.day,
+            "started": nightly.started,
+            "ended": nightly.ended,
+            "facts": dict(nightly.facts),
+        },
+        "tested": [
+            {"package": r.package, "version": r.version, **r.cell.of_releases()}
+            for r in nightly.results
+        ],
+        "ours": [
+            {
+                "scenario": name,
+                "verdict": done.result.verdict,
+                "seconds": round(done.seconds, 2),
+                "run": str(done.folder) if done.folder else None,
+            }
+            for name, done in nightly.ours.items()
+        ],
+        "confirmed": len(nightly.confirmed),
+        "changes": nightly.changes,
+        "notes": [*summary.problems, *summary.failed],
+        "seconds": round(summary.seconds, 1),
+        "exit_code": summary.exit_code,
+    }
+    return json.dumps(content, indent=1, default=asdict) + "\n"

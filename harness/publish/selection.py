@@ -27,6 +27,10 @@ class ReleaseTest:
     scenario: str
     release: Release
 
+    def __str__(self) -> str:
+        release = self.release
+        return f"{release.package} {release.version} ({release.day}), {self.scenario}"
+
 
 def tests_of(
     scenario: str,

@@ -25,7 +25,9 @@ class ShownBug(Bug):
 
     @property
     def known_upstream(self) -> str:
-        """Whether the maintainers know of the bug, if the newest release does not have it."""
+        """Whether the maintainers know of the bug."""
+        if self.alive:
+            return self.alive.known_upstream[1]
         if self.scenario.known_upstream:
             return "yes"
         if self.scenario.known_in_part:
@@ -52,7 +54,8 @@ class ShownBug(Bug):
         if bug is None:
             return None
         as_published = bug.variant == RELEASED
-        return AliveBug(bug, self.newest_result.reason if as_published else finding(bug))
+        reason = self.newest_result.reason if as_published else finding(bug)
+        return AliveBug(self.name, bug, reason)
 
     @property
     def current_status(self) -> tuple[str, str]:

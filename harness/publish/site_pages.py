@@ -98,7 +98,8 @@ def pages(site_inputs: SiteInputs) -> Files:
             heat=_heat(site_inputs.statuses, package),
             root="../",
         )
-    return files | _assets() | dict(pictures())
+    files |= {f"assets/{name}": (HERE / "assets" / name).read_bytes() for name in ASSETS}
+    return {**files, "assets/vega.js": _vega(), **dict(pictures())}
 
 
 def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any) -> str:
@@ -122,17 +123,9 @@ def _templates() -> Environment:
 
 def prose(text: str) -> Markup:
     """Our own text as HTML: text in backticks becomes code, and addresses become links."""
-    marked = CODE.sub(lambda found: f"<code>{found[1] or found[2]}</code>", str(escape(text)))
-    return Markup(LINK.sub(_link, marked))
-
-
-def _link(match: re.Match[str]) -> str:
-    return f'<a href="{match["to"] or match[0]}">{match["text"] or match[0]}</a>'
-
-
-def _assets() -> dict[str, str | bytes]:
-    assets = {f"assets/{name}": (HERE / "assets" / name).read_bytes() for name in ASSETS}
-    return {**assets, "assets/vega.js": _vega()}
+    marked = CODE.sub(lambda match: f"<code>{match[1] or match[2]}</code>", str(escape(text)))
+    link = '<a href="{}">{}</a>'
+    return Markup(LINK.sub(lambda m: link.format(m["to"] or m[0], m["text"] or m[0]), marked))
 
 
 @cache

@@ -60,7 +60,6 @@ class Watch:
     """The tests that could not be run, one line each."""
     before: Sequence[ReleaseResult] = ()
     """The recorded results, and those of earlier nightlies."""
-    start_time: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
     @property
@@ -87,7 +86,7 @@ class Watch:
         run, or if no release is known."""
         codes = [done.result.exit_code for done in self.nightly.ours.values()]
         codes = [code for code in codes if code != ExitCode.UNSUPPORTED]
-        if changes.worse(self.nightly.changes):
+        if any(change.is_worse for change in self.nightly.changes):
             codes.append(ExitCode.NOT_AS_EXPECTED)
         no_releases = not self.nightly.facts["index"] and not self.history.releases
         if self.failed or no_releases:
@@ -130,9 +129,10 @@ def watch(watched: Watch) -> None:
 
     Raises Inconclusive for a day that contradicts the history or the index.
     """
+    start_time = time.monotonic()
     for step in STEPS:
         step(watched)
-    watched.seconds = time.monotonic() - watched.start_time
+    watched.seconds = time.monotonic() - start_time
 
 
 def check_the_day(watched: Watch) -> None:
@@ -217,7 +217,7 @@ def run_tests(watched: Watch) -> None:
     jobs = configs[0].jobs or min(room(config) for config in configs)
 
     def failed(number: int, error: Exception) -> None:
-        watched.failed.append(f"{_name(watched.tests[number])}: {error}")
+        watched.failed.append(f"{watched.tests[number]}: {error}")
 
     with ExitStack() as stack:
         say = None
@@ -228,7 +228,7 @@ def run_tests(watched: Watch) -> None:
             package = watched.tests[number].release.package
             watched.history.add_result(ReleaseResult(package, cell))
             how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
-            watched.console.print(f"  {_name(watched.tests[number])}: {cell.status}  [{how}]")
+            watched.console.print(f"  {watched.tests[number]}: {cell.status}  [{how}]")
 
 
 def confirm_recorded(watched: Watch) -> None:
@@ -288,17 +288,13 @@ def run_ours(watched: Watch) -> None:
             watched.console.print(f"{line}  {history.why(ended.result)}".rstrip())
 
 
-def find_changes(watched: Watch) -> None:
-    """Compare the results with the earlier ones, and write the changes."""
+def finish(watched: Watch) -> None:
+    """Compare the results with the earlier ones, write the changes, and end the nightly."""
     nightly, releases = watched.nightly, watched.history.releases
     of_releases = changes.of_releases(nightly.results, watched.before, releases, watched.day)
     earlier = [done for each in watched.history.nightlies[:-1] for done in each.ours.values()]
     of_ours = changes.of_ours(nightly.ours.values(), earlier, watched.day)
     watched.history.set_changes([*_noted(watched), *of_releases, *of_ours])
-
-
-def finish(watched: Watch) -> None:
-    """Note that the nightly has finished."""
     watched.history.finish(utc_time())
 
 
@@ -311,7 +307,6 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
     run_tests,
     confirm_recorded,
     run_ours,
-    find_changes,
     finish,
 )
 """The steps of a nightly."""
@@ -325,8 +320,3 @@ def _sound(configs: Iterable[RunConfig]) -> list[RunConfig]:
 
 def _lists(by_package: Index) -> list[Sequence[Release]]:
     return [of for of in by_package.values() if not isinstance(of, Fault)]
-
-
-def _name(test: ReleaseTest) -> str:
-    release = test.release
-    return f"{release.package} {release.version} ({release.day}), {test.scenario}"

@@ -17,7 +17,6 @@ from harness.detectors.state import (
     dump_changes,
     dump_state,
     main,
-    master_copies,
     master_copy,
     read_dump,
     state_changes,
@@ -89,23 +88,6 @@ def test_a_dump_holds_no_more_than_it_names(tmp_path: Path) -> None:
     module = nn.Linear(2, 2)
     module.weight.data = torch.zeros(1_000_000)[:4].view(2, 2)
     assert dump_state(tmp_path, module).stat().st_size < 10_000
-
-
-def test_master_copies_without_zero_are_tensors_of_their_own_or_parts_of_a_flat_one() -> None:
-    weights = [torch.zeros(2, 3), torch.zeros(4)]
-    copies = [torch.ones(2, 3, requires_grad=True), torch.ones(4, requires_grad=True)]
-    unfused = SimpleNamespace(fp16_groups=[weights], fp32_groups=[copies])
-    pairs = zip(master_copies(unfused), copies, strict=True)
-    assert all(copy is original for (_, copy), original in pairs)
-    flat = torch.arange(10.0, requires_grad=True)
-    fused = SimpleNamespace(fp16_groups=[weights], fp32_groups_flat=[flat])
-    (first, copy), (second, other) = master_copies(fused)
-    assert first is weights[0]
-    assert second is weights[1]
-    assert copy.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert other.tolist() == [6, 7, 8, 9]
-    assert not copy.requires_grad  # the flat tensor has the gradient
-    assert list(master_copies(SimpleNamespace())) == []
 
 
 def test_a_fragment_of_a_master_copy_stays_flat() -> None:

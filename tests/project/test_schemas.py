@@ -12,7 +12,7 @@ import pytest
 from harness.__main__ import main
 from harness.check import check_report, sarif
 from harness.cli._schemas import DOCUMENTS
-from harness.publish import nightly_json
+from harness.publish import report
 from harness.rank.models.answer import Answer, AnswerStatus, Row
 from harness.run.score.scores import Watched, score
 from harness.system.files import ROOT
@@ -134,7 +134,7 @@ def test_the_page_has_the_version_of_each_format() -> None:
         ("check --format json:FILE` | the field `schema`, now", check_report.SCHEMA),
         ("probe --json FILE` | the field `schema`, now", probe_report.SCHEMA),
         ("models --json FILE` | the field `schema`, now", table.SCHEMA),
-        ("watch --json FILE` | the field `schema`, now", nightly_json.SCHEMA),
+        ("watch --json FILE` | the field `schema`, now", report.SCHEMA),
         ("`properties.version` of the run, now", sarif.PROPERTIES),
     ):
         assert f"{words} {version} |" in page

@@ -73,7 +73,7 @@ def test_a_message_about_an_inconclusive_release_says_why() -> None:
     (change,) = changes.of_releases([result("2.0", UNCLEAR)], [result("1.0", NO)], {}, DAY)
     assert "Reason: because of 2.0." in change.message
     assert "1.0 was not affected." in change.message
-    assert changes.worse([change])
+    assert change.is_worse
 
 
 GOOD, BAD, LOST = Verdict.REPRODUCED, Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE
@@ -99,4 +99,4 @@ def test_a_scenario_of_ours_is_compared_with_its_last_certain_verdict(
     earlier = [*map(own, before), own(BAD, scenario="bf16_clip")]
     differences = changes.of_ours([own(after)], earlier, DAY)
     assert [change.kind for change in differences] == ([kind] if kind else [])
-    assert bool(changes.worse(differences)) is (kind == "no longer reproduces")
+    assert any(c.is_worse for c in differences) is (kind == "no longer reproduces")

@@ -241,8 +241,8 @@ class Scenario:
 
     @property
     def subject(self) -> str:
-        """The package whose bug this is: the first pin."""
-        return next(iter(self.pins))
+        """The package whose bug this is: the first pin, or torch where nothing is pinned."""
+        return next(iter(self.pins), "torch")
 
     @property
     def deciding(self) -> tuple[str, ...]:
