@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -189,44 +188,6 @@ def test_what_has_not_changed_is_not_written_again(file: Path) -> None:
 def test_a_line_that_no_nightly_wrote_is_damage(file: Path, line: str) -> None:
     file.write_bytes(file.read_bytes() + line.encode() + b"\n")
     check_refused(file, UserError, r"h\.jsonl is damaged .*restore a copy")
-
-
-def spoilt(number: int, file: Path) -> None:
-    """Damage a file at random; the number is the seed."""
-    chance, content = random.Random(number), bytearray(file.read_bytes())
-    match number % 4:
-        case 0:
-            del content[chance.randrange(1, len(content)) :]
-        case 1:
-            for _ in range(chance.choice((1, 5, 50, 500))):
-                content[chance.randrange(len(content))] = chance.randrange(256)
-        case 2:
-            at = chance.randrange(len(content))
-            content[at : at + 40] = chance.randbytes(40)
-        case _:
-            lines = content.splitlines(keepends=True)
-            chance.shuffle(lines)
-            content = bytearray(b"".join(lines))
-    file.write_bytes(content)
-
-
-def test_random_damage_is_reported_in_one_line(file: Path, tmp_path: Path) -> None:
-    content, messages = file.read_bytes(), []
-    for number in range(80):
-        damaged = tmp_path / f"{number}.jsonl"
-        damaged.write_bytes(content)
-        spoilt(number, damaged)
-        try:
-            reading(damaged).results()
-            with writing(damaged) as history:
-                history.start("2024-03-04", AT, {})
-                history.finish(AT)
-        except UserError as error:
-            messages.append(str(error))
-        except Exception as error:
-            raise AssertionError(f"number {number}: {error!r}") from error
-    assert len(messages) > 20
-    assert all(f"{tmp_path}" in message and "\n" not in message for message in messages)
 
 
 @pytest.mark.parametrize("content", ["no history at all\n" * 100, "\n", "SQLite format 3\0\n", "x"])

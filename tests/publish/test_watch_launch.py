@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.__main__ import INTERRUPTED, main
+from harness.__main__ import main
 from harness.bugs import result_file
 from harness.publish.history import reading, writing
 from harness.system.machine import cache_folder
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES, result
 from tests.overlays import lent
-from tests.sandbox import Sandbox, ended, until
+from tests.sandbox import Sandbox
 
 SCENARIO, PACKAGE = "sampler_shards", "accelerate"
 CLEAN, AFFECTED = "0.24.1", "0.29.3"
@@ -71,22 +70,3 @@ def test_a_nightly_of_real_runs_reports_when_a_bug_appeared(
     folder = nightly.ours[SCENARIO].folder
     assert folder
     assert (folder / "verdict.json").is_file()
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-def test_a_nightly_ends_at_sigterm_and_the_next_one_continues_it(
-    sandbox: Sandbox, index: dict[str, str]
-) -> None:
-    file = sandbox.cwd.parent / "nights.jsonl"
-    process = sandbox.start(*WATCH, **index)
-    until(lambda: any(sandbox.runs.glob("*/buggy/rank_0.jsonl.part")), "a trial", process)
-    process.send_signal(signal.SIGTERM)
-    ending = ended(process)
-    assert ending.code == INTERRUPTED
-    assert ending.err.splitlines()[-1].startswith("harness: interrupted")
-    assert sandbox.living() == []
-    assert [night.ended for night in reading(file).nightlies] == [None]
-    assert sandbox.run(*WATCH, **index).code == 0
-    (night,) = reading(file).nightlies
-    assert night.ended

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from harness.bugs import catalog
-from scenarios.deepspeed._loss_scale import expected_skips
+from scenarios.deepspeed._loss_scale import LIMIT, expected_skips
 from tests.tampering.changes import Case, changed, during, recorded_trial
-from tests.tampering.findings import leave
 
 fp16_overflow = catalog.load("fp16_overflow")
 fp16_overflow_stage0 = catalog.load("fp16_overflow_stage0")
@@ -17,8 +16,13 @@ fp16_overflow_stage0 = catalog.load("fp16_overflow_stage0")
 Records = list[dict[str, Any]]
 
 
+def leave_three_bits(step: dict[str, Any]) -> None:
+    for name in step["headroom"]:
+        step["headroom"][name], step["largest"][name] = 3.0, LIMIT / 2**3
+
+
 def test_the_warning_comes_when_the_headroom_is_low() -> None:
-    sudden = during(leave(all=3.0), range(92))
+    sudden = during(leave_three_bits, range(92))
     late = changed(Case("fp16_overflow", "buggy", None, "step", sudden, ""))
     finding = fp16_overflow.detect(late)
     assert finding is not None

@@ -15,7 +15,6 @@ from harness.rank.run_folder import RUN_FILE, read_records
 from harness.run.grade import run_of
 from harness.run.validation import merged
 from harness.system.errors import Inconclusive
-from harness.system.files import read_json
 from tests.recording import Recording, changing, recorded
 
 Change = Callable[[Any], Any]
@@ -67,10 +66,6 @@ def gone(name: str) -> Change:
     return lambda record: record.pop(name)
 
 
-def add(name: str, by: float) -> Change:
-    return lambda record: record.update({name: record[name] + by})
-
-
 def times(name: str, by: float) -> Change:
     return lambda record: record.update({name: record[name] * by})
 
@@ -88,11 +83,6 @@ def during(change: Change, steps: range) -> Change:
 def later(change: Change, than: int = 3) -> Change:
     """Make the change only in the steps after step ``than``."""
     return during(change, range(than + 1, 10**6))
-
-
-def nth(kind: str, number: int, change: Change) -> Change:
-    """Make the change in one record of a kind, counted from 0, or from -1 backwards."""
-    return lambda records: change(of(records, kind)[number])
 
 
 def drop(kind: str, number: int | None = None) -> Change:
@@ -183,12 +173,3 @@ def changed(case: Case) -> Records:
     for rank in records if case.rank is None else [case.rank]:
         change_records(records[rank], case)
     return Records(records, whole.params)
-
-
-def trials(case: Case) -> dict[str, Records]:
-    """The records of all trials of a scenario's run; those of one trial are changed."""
-    names = read_json(recorded()[case.scenario] / RUN_FILE)["trials"]
-    return {
-        **{name: recorded_trial(case.scenario, name) for name in names},
-        case.place: changed(case),
-    }
