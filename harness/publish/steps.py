@@ -176,14 +176,15 @@ def _noted(watched: Watch) -> list[Change]:
 
 
 def choose(watched: Watch) -> None:
-    """Select the tests, ordered by release: tests of one release share overlays."""
+    """Select the tests, ordered by release, since tests of one release share overlays; then the
+    bugs of each source's package that this commit was not tested for."""
     releases: dict[str, list[Release]] = {}
     for release in watched.history.releases.values():
         releases.setdefault(release.package, []).append(release)
-    recorded = list(history.recorded_results())
+    recorded, configs = list(history.recorded_results()), _sound(watched.configs)
     tests = [
         test
-        for config in _sound(watched.configs)
+        for config in configs
         for test in selection.tests_of(
             config.scenario,
             releases,
@@ -193,19 +194,15 @@ def choose(watched: Watch) -> None:
             platform_here(config),
         )
     ]
-    watched.tests = sorted(tests, key=lambda t: (t.release.package, t.release.day, t.scenario))
-
-
-def add_sources(watched: Watch) -> None:
-    """Select the bugs of each source's package that this commit was not tested for."""
-    names = [config.scenario for config in _sound(watched.configs)]
-    tests = [t for source in watched.sources for t in selection.of_source(source, names)]
-    watched.history.add_releases({test.release for test in tests})
+    tests.sort(key=lambda t: (t.release.package, t.release.day, t.scenario))
+    names = [config.scenario for config in configs]
+    of_sources = [t for source in watched.sources for t in selection.of_source(source, names)]
+    watched.history.add_releases({test.release for test in of_sources})
     certain = {result.key for result in watched.history.results() if result.cell.status.certain}
-    watched.tests = [
-        *watched.tests,
-        *(t for t in tests if (t.scenario, t.release.package, t.release.version) not in certain),
-    ]
+    for test in of_sources:
+        if (test.scenario, test.release.package, test.release.version) not in certain:
+            tests.append(test)
+    watched.tests = tests
 
 
 def run_tests(watched: Watch) -> None:
@@ -303,7 +300,6 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
     start,
     add_index,
     choose,
-    add_sources,
     run_tests,
     confirm_recorded,
     run_ours,
