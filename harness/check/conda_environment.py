@@ -6,7 +6,7 @@ The build of a package and its channel do not say which release it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from packaging.version import Version
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
 from harness.check.contradictions import is_impossible
-from harness.check.requirement_lines import statements
-from harness.check.sections import Constraint, Content
+from harness.check.requirement_lines import Line, Role, Skipped, parsed, statements
+from harness.check.sections import Content
 from harness.check.synonyms import ELSEWHERE, named_in, unrecorded_libraries
 from harness.system.documents import as_list, as_table, as_text, as_texts
 from harness.system.text import short
@@ -128,70 +128,65 @@ def read(document: Any, file: str) -> Content:
     if WHERE not in table:
         instead = "'conda list --json' names the packages of an environment"
         raise ValueError(f"it has no list '{WHERE}'; {instead}")
-    content, ours = Content(), named_in(["torch", *catalog.upstreams(), *BESIDE])
-    ours += unrecorded_libraries()
-    content.add("", WHERE, [])
-    specs: dict[str, str] = {}
+    content, ours = Content(), {*named_in(["torch", *catalog.upstreams(), *BESIDE])}
+    ours |= unrecorded_libraries()
+    content.add("", WHERE)
+    cuda = torch = None
     for entry in as_list(table[WHERE], WHERE):
         if isinstance(entry, Mapping):
             _of_pip(as_table(entry, f"an entry of {WHERE}"), content, ours, file)
+            continue
+        text = as_text(entry, f"an entry of {WHERE}")
+        try:
+            spec = match_spec(text)
+            if spec.name not in ("python", CUDA, *ours):
+                continue
+            specifier = of_conda(spec.version, fuzzy=spec.fuzzy)
+        except NotPythons:
+            continue
+        except ValueError as error:
+            _leave_out(text, str(error), content, ours, file)
+            continue
+        if spec.name == "python":
+            content.python = content.python or specifier
+        elif spec.name == CUDA:
+            cuda = SpecifierSet(specifier)
         else:
-            specs.update(_package(as_text(entry, f"an entry of {WHERE}"), content, ours, file))
-    bound = _bound_of(specs[CUDA]) if CUDA in specs else ""
-    if bound and "torch" in specs and not is_impossible(SpecifierSet(f"{specs['torch']},{bound}")):
-        content.add("", WHERE, [Constraint(f"torch{bound}")])
+            torch = specifier if spec.name == "torch" else torch
+            content.add("", WHERE, [parsed(f"{spec.name}{specifier}")])
+    bound = _bound_of(cuda) if cuda is not None and torch is not None else ""
+    if bound and not is_impossible(SpecifierSet(f"{torch},{bound}")):
+        content.add("", WHERE, [parsed(f"torch{bound}", Role.CONSTRAINT)])
     return content
 
 
-def _bound_of(cuda: str) -> str:
+def _bound_of(cuda: SpecifierSet) -> str:
     """The releases of torch that conda has with these of pytorch-cuda; empty if it has none."""
-    spans = [OF_CUDA[release] for release in SpecifierSet(cuda).filter(OF_CUDA)]
+    spans = [OF_CUDA[release] for release in cuda.filter(OF_CUDA)]
     if not spans:
         return ""
     first = min((first for first, _ in spans), key=Version)
     return f">={first},<{max((end for _, end in spans), key=Version)}"
 
 
-def _of_pip(entry: Mapping[str, Any], content: Content, ours: list[str], file: str) -> None:
+def _of_pip(entry: Mapping[str, Any], content: Content, ours: Collection[str], file: str) -> None:
     texts = as_texts(entry.get("pip"), f"{WHERE}, pip")
     # conda writes them into a requirements file
-    content.add("", WHERE, [line for text in texts for _, line in statements(text)])
+    content.add("", WHERE, [parsed(line) for text in texts for _, line in statements(text)])
     for name in sorted(entry.keys() - {"pip"}):
         values = entry[name] if isinstance(entry[name], list) else [entry[name]]
         for value in values:
             _leave_out(f"{name}: {value}", "only pip's list is read", content, ours, file)
 
 
-def _package(entry: str, content: Content, ours: list[str], file: str) -> Iterator[tuple[str, str]]:
-    """Note a package. Yields the name and the versions of one of ours and of pytorch-cuda."""
-    try:
-        spec = match_spec(entry)
-        if spec.name in ("python", CUDA, *ours):
-            specifier, has_alternatives = of_conda(spec.version, fuzzy=spec.fuzzy)
-    except NotPythons:
-        return
-    except ValueError as error:
-        _leave_out(entry, str(error), content, ours, file)
-        return
-    if spec.name == "python":
-        content.python = content.python or specifier
-    elif spec.name == CUDA:
-        yield CUDA, specifier
-    elif spec.name in ours:
-        yield spec.name, specifier
-        content.add("", WHERE, [f"{spec.name}{specifier}"])
-        if has_alternatives:
-            where = f"{file}, {WHERE}: '{short(entry)}'"
-            content.notes.append(f"{where}: which of the alternatives is left open")
-
-
-def _leave_out(entry: str, why: str, content: Content, ours: list[str], file: str) -> None:
+def _leave_out(entry: str, why: str, content: Content, ours: Collection[str], file: str) -> None:
     """Note an entry that cannot be read: the release of the package of ours that it may name is
     unknown."""
     where = f"{file}, {WHERE}: '{short(entry)}'"
     words = map(canonicalize_name, re.findall(r"[\w.-]+", f"{_without_channel(entry)} {entry}"))
-    name = next((n for word in words if (n := ELSEWHERE.get(word, word)) in ours), "")
+    names = (ELSEWHERE.get(word, "torch" if word == CUDA else word) for word in words)
+    name = next((name for name in names if name in ours), "")
     if name:
-        content.unknown[name] = f"{where} cannot be read"
+        content.add("", WHERE, [Line(entry, (Skipped(name, f"{where} cannot be read"),))])
     effect = f"the release of {name} is not known" if name else "it is left out"
     content.notes.append(f"{where} cannot be read, so {effect}: {why}")

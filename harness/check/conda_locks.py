@@ -9,14 +9,14 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from packaging.utils import InvalidName, canonicalize_name
 
 from harness.check.conda_environment import FILE
-from harness.check.installed import FOLDER, Listed, at_address, from_git
-from harness.check.lock_files import refuse_unknown_version
+from harness.check.installed import FOLDER, Installed, at_address, described, from_git
+from harness.check.lock_files import Packages, refuse_unknown_version
 from harness.check.synonyms import ELSEWHERE
 from harness.system.documents import as_list, as_table, as_text, table_at
 
@@ -42,7 +42,7 @@ def is_lock(text: str) -> bool:
     return any(tables <= keys for tables in TABLES)
 
 
-def read(content: Any, file: str) -> Iterator[Listed]:
+def read(content: Any, file: str) -> Packages:
     """The packages in conda-lock.yml or pixi.lock. Raises ValueError for another content."""
     document = as_table(content, "it")
     version = document.get("version", 1)
@@ -53,7 +53,7 @@ def read(content: Any, file: str) -> Iterator[Listed]:
     return _of_pixi(document)
 
 
-def _of_conda_lock(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _of_conda_lock(document: Mapping[str, Any]) -> Packages:
     """The packages in conda-lock.yml."""
     tables = [
         as_table(entry, f"package {number}")
@@ -67,7 +67,7 @@ def _of_conda_lock(document: Mapping[str, Any]) -> Iterator[Listed]:
             yield from _listed(name, version, _text(table, "url"), by_pip=by_pip)
 
 
-def _of_pixi(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _of_pixi(document: Mapping[str, Any]) -> Packages:
     """The packages in pixi.lock."""
     tables = {}
     for number, entry in enumerate(as_list(document.get("packages"), "packages"), start=1):
@@ -92,21 +92,22 @@ def _place(table: Mapping[str, Any]) -> str:
     return _text(table, "conda") or _text(table, "pypi")
 
 
-def _listed(name: str, version: str, place: str, *, by_pip: bool) -> Iterator[Listed]:
+def _listed(name: str, version: str, place: str, *, by_pip: bool) -> Packages:
     """An entry, under the name that pip has; none for what is no package of Python's."""
     try:
-        canonical = canonicalize_name(name, validate=True)
+        canonical = str(canonicalize_name(name, validate=True))
     except InvalidName:
         return
+    package: Installed
     if not by_pip:
-        yield Listed(ELSEWHERE.get(canonical, canonical), version)
+        canonical, package = ELSEWHERE.get(canonical, canonical), described(version)
     elif place.startswith("git+"):
         package = from_git(canonical, place, version=version)
-        yield Listed(canonical, package.version, package.origin)
     elif "://" not in place and place:
-        yield Listed(canonical, version, FOLDER)
+        package = described(version, FOLDER)
     else:
-        yield Listed(canonical, version or at_address(place)[1].version)
+        package = described(version or at_address(place)[1].version)
+    yield canonical, package
 
 
 def _platform(names: Iterable[str]) -> str:

@@ -1,70 +1,73 @@
 """The versions that Poetry and conda write, as pip's specifiers.
 
-Both have alternatives, ``^1.2 || ^2.0``. pip has none, so one range covers them all, from the
-lowest version to the highest.
+Both have alternatives, ``^1.2 || ^2.0``. pip has none, so they are not read: which one is installed
+is not known.
 """
 
 from __future__ import annotations
 
+import platform
 import re
-from collections.abc import Callable, Sequence
+import sys
 
-from packaging.specifiers import InvalidSpecifier, Specifier
+from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import Version
 
 from harness.system.text import short
 
 OPERATOR = r"===?|[<>!~]=|[<>=~^]"
+LONGEST = 200
+"""Characters of a bound; no version has so many."""
 
 
-def of_poetry(constraint: str) -> tuple[str, bool]:
-    """A specifier, and whether alternatives were left open: ``^1.2`` is ``>=1.2,<2``.
+class Alternatives(ValueError):
+    """A constraint with alternatives."""
 
-    Raises ValueError for a text that is not a constraint.
-    """
-    return _of_alternatives(
-        [_parts(alternative) for alternative in re.split(r"\|\|?", constraint)], _poetry
+
+def of_poetry(constraint: str) -> str:
+    """A specifier: ``^1.2`` is ``>=1.2,<2``. Raises ValueError for a text that is no constraint."""
+    choices = [_of_poetry(alternative) for alternative in _alternatives(constraint)]
+    if len(choices) > 1:
+        raise Alternatives(f"which of the alternatives '{short(constraint)}' is left open")
+    return choices[0]
+
+
+def python_of_poetry(constraint: str) -> str:
+    """The Pythons of a project as a specifier: of alternatives, the one that this Python meets."""
+    choices = [_of_poetry(alternative) for alternative in _alternatives(constraint)]
+    here = platform.python_version()
+    return next((c for c in choices if SpecifierSet(c).contains(here)), choices[-1])
+
+
+def allows_python(constraint: str) -> bool:
+    """Whether Poetry's constraint on Python allows this one. ``<=3.12`` is about minor versions."""
+    full = platform.python_version()
+    minor = ".".join(full.split(".")[:2])
+    return any(
+        all(
+            bound.contains(full if bound.version.count(".") > 1 else minor, prereleases=True)
+            for bound in SpecifierSet(_of_poetry(alternative))
+        )
+        for alternative in _alternatives(constraint)
     )
 
 
-def python_marker(constraint: str) -> str:
-    """Poetry's constraint on Python as a marker; empty if every Python meets it."""
-    markers = []
-    for alternative in re.split(r"\|\|?", constraint):
-        bounds = [bound for part in _parts(alternative) for bound in _poetry(part)]
-        markers.append(" and ".join(_marker(Specifier(bound)) for bound in bounds))
-    return _any_of(markers)
+def allows_platform(constraint: str) -> bool:
+    """Whether Poetry's ``platform``, such as ``linux || darwin`` or ``!=win32``, allows this."""
+    matches = [
+        [re.fullmatch(r"(==|!=)?([\w-]+)", part) for part in _parts(alternative)]
+        for alternative in _alternatives(constraint)
+    ]
+    if not all(match for parts in matches for match in parts):
+        raise ValueError(f"'{short(constraint)}' names no platforms")
+    return any(
+        all((sys.platform == match[2]) != (match[1] == "!=") for match in parts if match)
+        for parts in matches
+    )
 
 
-def _marker(specifier: Specifier) -> str:
-    version = specifier.version.removesuffix(".*")
-    full = len(Version(version).release) > 2
-    return f"python_{'full_' if full else ''}version {specifier.operator} '{specifier.version}'"
-
-
-def platform_marker(constraint: str) -> str:
-    """Poetry's ``platform``, such as ``linux || darwin`` or ``!=win32``, as a marker."""
-    markers = []
-    for alternative in re.split(r"\|\|?", constraint):
-        parts = [re.fullmatch(r"(==|!=)?([\w-]+)", part) for part in _parts(alternative)]
-        if not all(parts):
-            raise ValueError(f"'{short(constraint)}' names no platforms")
-        markers.append(
-            " and ".join(f"sys_platform {part[1] or '=='} '{part[2]}'" for part in parts if part)
-        )
-    return _any_of(markers)
-
-
-def _any_of(markers: Sequence[str]) -> str:
-    if "" in markers:
-        return ""
-    return markers[0] if len(markers) == 1 else " or ".join(f"({marker})" for marker in markers)
-
-
-def all_of(markers: Sequence[str]) -> str:
-    """A marker that holds where all of these do; an empty one holds everywhere."""
-    parts = [marker for marker in markers if marker]
-    return parts[0] if len(parts) == 1 else " and ".join(f"({marker})" for marker in parts)
+def _alternatives(constraint: str) -> list[str]:
+    return re.split(r"\|\|?", constraint)
 
 
 def _parts(text: str) -> list[str]:
@@ -73,49 +76,49 @@ def _parts(text: str) -> list[str]:
     return [part for part in re.split(r"[,\s]+", joined) if part]
 
 
-def _poetry(part: str) -> list[str]:
-    """The specifiers of a bound. ``^`` allows any version up to the next change of the first number
-    that is not 0, and ``~`` up to that of the second number."""
-    operator, text = _split(part)
-    if text == "*" and operator in ("", "==", "="):
-        return []
-    if operator not in ("^", "~"):
-        return [_specifier("==" if operator in ("", "=") else operator, text)]
-    lowest = _version(text)
-    numbers = list(lowest.release)
-    position = min(1, len(numbers) - 1)
-    if operator == "^":
-        position = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
-    above = [*numbers[:position], numbers[position] + 1]
-    return [f">={lowest.public}", f"<{'.'.join(map(str, above))}"]
+def _of_poetry(alternative: str) -> str:
+    """The specifiers of some bounds. ``^`` allows any version up to the next change of the first
+    number that is not 0, and ``~`` up to that of the second number."""
+    specifiers = []
+    for part in _parts(alternative):
+        operator, text = _split(part)
+        if text == "*" and operator in ("", "==", "="):
+            continue
+        if operator not in ("^", "~"):
+            specifiers.append(_specifier("==" if operator in ("", "=") else operator, text))
+            continue
+        lowest = _version(text)
+        numbers = list(lowest.release)
+        position = min(1, len(numbers) - 1)
+        if operator == "^":
+            position = next((n for n, number in enumerate(numbers) if number), len(numbers) - 1)
+        above = [*numbers[:position], numbers[position] + 1]
+        specifiers += [f">={lowest.public}", f"<{'.'.join(map(str, above))}"]
+    return ",".join(specifiers)
 
 
-def of_conda(version: str, *, fuzzy: bool = False) -> tuple[str, bool]:
-    """A specifier, and whether alternatives were left open; ``fuzzy`` if ``=`` came before it.
+def of_conda(version: str, *, fuzzy: bool = False) -> str:
+    """A specifier; ``fuzzy`` if ``=`` came before it. Raises ValueError for a text that is not a
+    version."""
+    if "|" in version:
+        raise Alternatives("which of the alternatives is left open")
+    bounds = (_conda(part, "=" if fuzzy else "") for part in version.split(","))
+    return ",".join(filter(None, bounds))
 
-    Raises ValueError for a text that is not a version.
-    """
-    alternatives = [alternative.split(",") for alternative in version.split("|")]
-    return _of_alternatives(alternatives, lambda part: _conda(part, "=" if fuzzy else ""))
 
-
-def _conda(part: str, default: str) -> list[str]:
+def _conda(part: str, default: str) -> str:
     """``=2.1`` and ``2.1.*`` allow every version that begins so; ``2.1`` allows only 2.1."""
     operator, text = _split(part)
     operator = operator or default
     prefix = text.rstrip("*").rstrip(". ")
     if not prefix:
-        return []
+        return ""
     if operator not in ("", "=", "==", "!="):
-        return [_specifier(operator, prefix)]
+        return _specifier(operator, prefix)
     base = _version(prefix)
     is_prefix = text != prefix or (operator == "=" and len(base.release) < 3)
     is_range = is_prefix and not (base.is_prerelease or base.is_postrelease or base.local)
-    return [_specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if is_range else ''}")]
-
-
-LONGEST = 200
-"""Characters of a bound; no version has so many."""
+    return _specifier("!=" if operator == "!=" else "==", f"{prefix}{'.*' if is_range else ''}")
 
 
 def _split(part: str) -> tuple[str, str]:
@@ -139,40 +142,3 @@ def _version(text: str) -> Version:
         return Version(text)
     except ValueError:  # InvalidVersion, or more digits than Python reads
         raise ValueError(f"'{short(text, 40)}' is not a version") from None
-
-
-def _of_alternatives(
-    alternatives: Sequence[Sequence[str]], read: Callable[[str], list[str]]
-) -> tuple[str, bool]:
-    choices = [[text for part in parts for text in read(part)] for parts in alternatives]
-    if len(choices) == 1:
-        return ",".join(choices[0]), False
-    ranges = [[text for bound in bounds for text in _range(Specifier(bound))] for bounds in choices]
-    lowest = _outermost(ranges, ">", max, min)
-    return ",".join([*lowest, *_outermost(ranges, "<", min, max)]), True
-
-
-def _outermost(
-    ranges: Sequence[Sequence[str]], sign: str, inner: Callable[..., str], outer: Callable[..., str]
-) -> list[str]:
-    """The bound on one side that contains all ranges; empty if a range has no bound there."""
-
-    def place(bound: str) -> Version:
-        return Version(bound.lstrip("<>="))
-
-    bounds = [[each for each in span if each.startswith(sign)] for span in ranges]
-    return [outer((inner(each, key=place) for each in bounds), key=place)] if all(bounds) else []
-
-
-def _range(specifier: Specifier) -> list[str]:
-    """The lower and the upper bound of a specifier."""
-    version = specifier.version.removesuffix(".*")
-    if specifier.operator == "!=":
-        return []
-    if specifier.operator in ("==", "===", "~="):
-        if version == specifier.version and specifier.operator != "~=":
-            return [f">={version}", f"<={version}"]
-        numbers = Version(version).release
-        prefix = numbers[:-1] if specifier.operator == "~=" else numbers
-        return [f">={version}", f"<{'.'.join(map(str, [*prefix[:-1], prefix[-1] + 1]))}"]
-    return [str(specifier)]

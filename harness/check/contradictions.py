@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.version import Version
 
 from harness.system.text import short
@@ -13,7 +13,7 @@ BOUNDS = (">", ">=", "<", "<=")
 
 
 def contradictions(
-    versions: Mapping[str, SpecifierSet], places: Mapping[str, Mapping[str, str]]
+    versions: Mapping[str, SpecifierSet], places: Mapping[str, Mapping[Specifier, str]]
 ) -> dict[str, str]:
     """The packages whose requirements no release can meet, with the requirements and their places.
 
@@ -41,7 +41,7 @@ def exact_versions(versions: SpecifierSet) -> list[str]:
     return [version for version in equal if not version.endswith(".*")]
 
 
-def conditions(name: str, places: Mapping[str, str]) -> str:
+def conditions(name: str, places: Mapping[Specifier, str]) -> str:
     """The requirements of a package, with their places."""
     parts = [f"{name}{specifier} ({where})" for specifier, where in places.items()]
     return short(" and ".join(parts), 400)

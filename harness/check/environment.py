@@ -14,12 +14,11 @@ from packaging.version import Version
 from harness.bugs.packages import import_name
 from harness.bugs.pins import Distribution, Interpreter
 from harness.check import distributions, interpreter, project_folders, requirements, source
-from harness.check.formats import Lock, ProjectFile
+from harness.check.formats import Declaration, Listing
 from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
     Installed,
-    Listed,
     Unknown,
     chosen,
     described,
@@ -29,7 +28,7 @@ from harness.check.installed import (
 from harness.check.requirements import Requirements
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
-from harness.check.source import INPUTS, MAPPING, STDIN, PackageFile
+from harness.check.source import INPUTS, MAPPING, STDIN
 from harness.check.synonyms import PUBLISHED, Published, forked, named_in, unrecorded_libraries
 from harness.releases import index
 from harness.system.errors import Fault, UserError
@@ -159,24 +158,25 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     the releases of today, or of the end of ``day`` (ISO). Raises UserError for files that cannot
     be read or that contradict each other, and Inconclusive for a lock file of an unknown version.
     """
-    all_names = _all_names(names)
-    files_and_notes = [_opened(file) for file in dict.fromkeys(files)]
-    sources = [file for file, _ in files_and_notes]
-    notes = [note for _, note in files_and_notes if note]
-    notes += filter(None, map(project_folders.locks_below, dict.fromkeys(files)))
-    where = " and ".join(one.name for one in sources)
+    all_names, files = _all_names(names), list(dict.fromkeys(files))
+    opened = [_opened(file) for file in files]
+    notes = [*(note for _, note in opened), *map(project_folders.locks_below, files)]
+    notes = [*filter(None, notes)]
+    names_of_files = [file.name for file, _ in opened]
+    where = " and ".join(names_of_files)
     day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
-    first_file = next((one.name for one in sources if one.name not in INPUTS.values()), "")
-    lists = [one for one in sources if isinstance(one, Lock)]
-    if lists and len(sources) > 1:
-        raise UserError(f"{lists[0].name} lists all packages: give it alone")
-    if lists:
-        entries = lists[0].entries()
-        packages = merged(_listed(lists[0], entries, all_names))
-        libraries = _unrecorded(entry.name for entry in entries)
+    first_file = next((name for name in names_of_files if name not in INPUTS.values()), "")
+    stack = Environment({}, where, complete=True, file=first_file)
+    declarations = [file for file, _ in opened if isinstance(file, Declaration)]
+    for listing in (file for file, _ in opened if isinstance(file, Listing)):
+        if len(opened) > 1:
+            raise UserError(f"{listing.name} lists all packages: give it alone")
+        entries = listing.packages()
+        packages = merged(_listed(listing, entries, all_names))
+        libraries = _unrecorded(name for name, _ in entries)
         notes = [*_of_unknown_origin(packages), *libraries, *notes, *day_notes]
-        return Environment(packages, where, complete=True, notes=tuple(notes), file=first_file)
-    content = requirements.read(sources)
+        return replace(stack, packages=packages, notes=tuple(notes))
+    content = requirements.read(declarations)
     notes = [_still_true(note, content) for note in notes]
     notes += (
         f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
@@ -184,19 +184,20 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     )
     notes += content.notes
     complete = content.frozen and bool(content.places) and where in FEW
-    is_doubtful = complete and len({*content.versions, *content.direct}) < FEWEST
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
+    is_doubtful = complete and len({*content.versions, *content.direct}) < FEWEST
     remarks = [*([FEW[where]] if is_doubtful else []), *resolution.notes]
     remarks += [*(day_notes if complete else []), *_unnamed(content.unnamed)]
     packages = merged({**resolution.packages, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
     unknown = {name: package for name, package in packages.items() if name in others}
     libraries = _unrecorded([*content.versions, *content.direct])
-    notes = [*_of_unknown_origin(unknown), *libraries, *remarks, *notes]
-    stack = Environment(packages, where, complete, None, tuple(notes), first_file)
     return replace(
         stack,
+        packages=packages,
+        complete=complete,
+        notes=(*_of_unknown_origin(unknown), *libraries, *remarks, *notes),
         lines=content.required.lines,
         files=frozenset(content.files),
         python=resolution.python,
@@ -238,7 +239,7 @@ def _unnamed(places: Sequence[str]) -> list[str]:
     return lines
 
 
-def _opened(name: str) -> tuple[PackageFile, str]:
+def _opened(name: str) -> tuple[Declaration | Listing, str]:
     """The file, or the file to read in the folder, with this name; and a note for the user."""
     if not name:
         raise UserError("-r names no file: name one, or . for this folder")
@@ -246,7 +247,7 @@ def _opened(name: str) -> tuple[PackageFile, str]:
         content, note = project_folders.opened(name)
     except OSError as error:  # the name is too long, or a folder may not be read
         raise source.unreadable(name, error) from None
-    if content.chosen and not isinstance(content, ProjectFile):
+    if content.chosen and isinstance(content, Listing):
         raise UserError(
             f"{content.name} has no extras or groups: leave [{','.join(content.chosen)}] out"
         )
@@ -258,9 +259,12 @@ def _all_names(names: Iterable[str]) -> list[str]:
 
 
 def _listed(
-    file: PackageFile, entries: Sequence[Listed], names: Sequence[str]
+    file: Listing, entries: Iterable[tuple[str, Installed]], names: Iterable[str]
 ) -> dict[str, Installed]:
     """The packages in a file that lists a whole environment, by its entries."""
-    candidates = {name: [entry for entry in entries if entry.name == name] for name in names}
+    candidates: dict[str, list[Installed]] = {name: [] for name in names}
+    for name, package in entries:
+        if name in candidates:
+            candidates[name].append(package)
     where = file.name if file.name in INPUTS.values() else file.path.name
-    return {name: chosen(where, name, those) for name, those in candidates.items() if those}
+    return {name: chosen(where, those) for name, those in candidates.items() if those}

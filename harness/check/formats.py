@@ -1,24 +1,24 @@
 """The formats of files that name packages: one table says how a file is recognised and read.
 
-A project's file declares what it needs: it becomes lines of a requirements file. An extra or a
-dependency group counts only if it is named: ``pyproject.toml[train]``. A lock lists every package.
-Any other file has lines of requirements.
+A *declaration* says what a project needs, as a requirements file does. An extra or a dependency
+group counts only if it is named: ``pyproject.toml[train]``. A *listing* has every package.
 """
 
 from __future__ import annotations
 
-import configparser
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from configparser import Error as ConfigParserError
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from packaging.utils import InvalidName, canonicalize_name
 
-from harness.check import conda_environment, conda_locks, lock_files, pyproject, unread
-from harness.check.installed import Listed
-from harness.check.sections import Content, Option, key, names
+from harness.check import conda_environment, conda_locks, lock_files, poetry, pyproject, unread
+from harness.check.installed import Installed
+from harness.check.requirement_lines import Line, parsed, statements
+from harness.check.sections import Content, key
 from harness.check.source import PackageFile, content_of
 from harness.system.errors import UserError
 from harness.system.text import short
@@ -29,22 +29,23 @@ class NothingDeclared(UserError):
 
 
 @dataclass(frozen=True)
-class ParsedFile(PackageFile):
+class Source(PackageFile):
     """A file with a syntax of its own, and the function that reads its document."""
 
     syntax: str = ""
+    """Empty for lines of text."""
     reader: Callable[[Any, str], Any] = pyproject.read
 
     @cached_property
     def document(self) -> Any:
-        return content_of(self.name, self.text, self.syntax)
+        return content_of(self.name, self.text, self.syntax) if self.syntax else self.text
 
 
-class Lock(ParsedFile):
+class Listing(Source):
     """A file that lists all packages of an environment, and not what a project declares."""
 
-    def entries(self) -> list[Listed]:
-        """The packages that are for this platform and Python.
+    def packages(self) -> list[tuple[str, Installed]]:
+        """The packages that are for this platform and Python; a name may come several times.
 
         Raises UserError for a damaged file, and Inconclusive for a lock file of an unknown version.
         """
@@ -56,7 +57,7 @@ class Lock(ParsedFile):
             raise UserError(f"{self.name} is not a valid lock file: {why}") from None
 
 
-class ProjectFile(ParsedFile):
+class Declaration(Source):
     """A file that declares the needs of a project."""
 
     @cached_property
@@ -65,40 +66,31 @@ class ProjectFile(ParsedFile):
         document = self.document
         try:
             content: Content = self.reader(document, self.name)
-        except (ValueError, configparser.Error) as error:
+        except (ValueError, ConfigParserError) as error:
             why = str(error).partition("\n")[0]
             raise UserError(f"{self.name} cannot be read: {why}") from None
         return content
 
-    def lines(self, chosen: Iterable[str]) -> list[tuple[str, str]]:
-        """Where each requirement is, ``pyproject.toml, project.dependencies``, and its line; also
-        of the chosen extras and groups. Raises UserError if the file is damaged or has none."""
-        sections = self.content.sections.values()
-        keys = {"", *map(key, chosen)}
-        others = names(sections)
-        if unknown := sorted(keys - {"", *map(key, others)}):
-            available = ", ".join(others) or "none"
+    def lines(self, chosen: Iterable[str]) -> Iterator[tuple[str, Line]]:
+        """Where each line is, ``pyproject.toml, project.dependencies``; also of the chosen extras
+        and groups. Raises UserError if the file is damaged or has none."""
+        names, chosen = self.content.names(), list(chosen)
+        if unknown := sorted({*map(key, chosen)} - {*map(key, names)}):
+            available = ", ".join(names) or "none"
             raise UserError(f"{self.name} has no extra or group {unknown[0]}; it has: {available}")
-        selection = [section for section in sections if key(section.name) in keys]
-        lines = [(f"{self.name}, {where}", line) for where, line in self.content.lines(selection)]
-        for where, line in lines:
-            # conda's lists for pip may have options, as requirements files have them
-            if line.startswith("-") and not (isinstance(line, Option) or self.syntax == "YAML"):
-                raise UserError(
-                    f"{where}: '{short(line)}' is refused: a requirement begins with a name"
-                )
-        if not lines and not self.content.unknown:
+        lines = [(f"{self.name}, {where}", line) for where, line in self.content.lines(chosen)]
+        if not lines and not self.content.is_plain:
             raise NothingDeclared(
                 f"{self.name} names no dependencies"
-                + (f" but those of {', '.join(others)}: {self.name}[NAME]" if others else "")
+                + (f" but those of {', '.join(names)}: {self.name}[NAME]" if names else "")
                 + "".join(f"; {note}" for note in self.content.notes)
             )
-        return lines
+        return iter(lines)
 
     def choices(self, chosen: Iterable[str]) -> Sequence[str]:
         """The extras and groups that were not chosen."""
         keys = {*map(key, chosen)}
-        return [name for name in names(self.content.sections.values()) if key(name) not in keys]
+        return [name for name in self.content.names() if key(name) not in keys]
 
     def declares(self, chosen: Iterable[str] = (), *, damaged: bool = False) -> bool:
         """Whether it declares dependencies; ``damaged`` is the answer for a damaged file."""
@@ -113,10 +105,9 @@ class ProjectFile(ParsedFile):
     def says_all(self) -> bool:
         """Whether this file alone, without extras, says what the project needs: no other file and
         no code adds to it."""
-        if not self._table():
-            return self.declares()
         dynamic = self._table().get("dynamic")
-        return not (isinstance(dynamic, list) and "dependencies" in dynamic) or self.declares()
+        is_static = not (isinstance(dynamic, list) and "dependencies" in dynamic)
+        return (bool(self._table()) and is_static) or self.declares()
 
     def project(self) -> str:
         """The name of the project in a pyproject.toml; empty if it has none there."""
@@ -132,24 +123,10 @@ class ProjectFile(ParsedFile):
         return table if isinstance(table, Mapping) else {}
 
 
-def _setup_cfg(config: configparser.ConfigParser, file: str) -> Content:
-    content = Content()
-
-    def lines(value: str) -> list[str]:
-        if value.strip().startswith("file:"):
-            return [Option(f"-r {name.strip()}") for name in value.strip()[5:].split(",")]
-        parts = value.splitlines() if "\n" in value else value.split(";")  # as setuptools does
-        texts = (re.sub(r"(^|\s)#.*", "", part).strip() for part in parts)
-        return [text for text in texts if text]
-
-    required = config.get("options", "install_requires", fallback="")
-    content.add("", "install_requires", lines(required))
-    if config.has_section("options.extras_require"):
-        for name, value in config.items("options.extras_require"):
-            content.add(name, f"extras_require.{name}", lines(value))
-    name = config.get("metadata", "name", fallback="")
-    pyproject.own_extras(content, name, file, "extras_require")
-    content.python = config.get("options", "python_requires", fallback="")
+def _read_requirements(text: str, file: str) -> Content:
+    content = Content(is_plain=True)
+    for number, line in statements(text):
+        content.add("", f"line {number}", [parsed(line)])
     return content
 
 
@@ -157,7 +134,7 @@ def _setup_cfg(config: configparser.ConfigParser, file: str) -> Content:
 class Format:
     """A format, and the files that have it."""
 
-    kind: type[ProjectFile] | type[Lock]
+    kind: type[Declaration] | type[Listing]
     syntax: str
     read: Callable[[Any, str], Any]
     names: tuple[str, ...] = ()
@@ -176,28 +153,25 @@ JSON = re.compile(r"\s*(\{|\[(?!\[?[\w.-]+\]))")
 TOML_PACKAGES = re.compile(r"^\[\[packages?\]\]", re.MULTILINE)
 ENVIRONMENTS = ("environment.yml", "environment.yaml")
 FORMATS = (
-    Format(ProjectFile, "TOML", pyproject.read, ("pyproject.toml",)),
-    Format(ProjectFile, "INI", _setup_cfg, ("setup.cfg",)),
-    Format(ProjectFile, "TOML", pyproject.read_pipfile, ("Pipfile",)),
-    Format(ProjectFile, "YAML", conda_environment.read, ENVIRONMENTS),
-    Format(Lock, "YAML", conda_locks.read, ("pixi.lock",), conda_locks.is_lock),
-    Format(ProjectFile, "YAML", conda_environment.read, YAML),
-    Format(Lock, "JSON", lock_files.read_json, (".json",), JSON.match),
-    Format(Lock, "TOML", lock_files.read_toml, lock_files.TOML, TOML_PACKAGES.search),
+    Format(Declaration, "TOML", pyproject.read, ("pyproject.toml",)),
+    Format(Declaration, "INI", pyproject.read_setup_cfg, ("setup.cfg",)),
+    Format(Declaration, "TOML", poetry.read_pipfile, ("Pipfile",)),
+    Format(Declaration, "YAML", conda_environment.read, ENVIRONMENTS),
+    Format(Listing, "YAML", conda_locks.read, ("pixi.lock",), conda_locks.is_lock),
+    Format(Declaration, "YAML", conda_environment.read, YAML),
+    Format(Listing, "JSON", lock_files.read_json, (".json",), JSON.match),
+    Format(Listing, "TOML", lock_files.read_toml, lock_files.TOML, TOML_PACKAGES.search),
+    Format(Declaration, "", _read_requirements, is_text=lambda text: True),
 )
-"""The first that fits a file is its format; a file that none fits has lines of requirements."""
+"""The first that fits a file is its format."""
 
 
-def classified(file: PackageFile) -> PackageFile:
-    """The file as a ProjectFile, as a Lock, or, with lines of requirements, as it is."""
-    for each in FORMATS:
-        if each.fits(file):
-            facts = (file.name, file.path, file.text, file.chosen)
-            return each.kind(*facts, each.syntax, each.read)
-    return file
+def classified(file: PackageFile) -> Declaration | Listing:
+    each = next(each for each in FORMATS if each.fits(file))
+    return each.kind(file.name, file.path, file.text, file.chosen, each.syntax, each.read)
 
 
-def parsed(file: PackageFile) -> PackageFile:
+def source_of(file: PackageFile) -> Declaration | Listing:
     """The file as what it is. Raises UserError for a file that is not read, with what to give
     instead."""
     if why := unread.by_name(file.path.name) or unread.by_text(file.path, file.text):

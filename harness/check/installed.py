@@ -136,15 +136,6 @@ def of_fields(content: Mapping[str, Any]) -> Installed:
     return Unknown(origin, version) if origin or not version else Exact(version)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """An entry of a file that lists packages; several may have the same name."""
-
-    name: str
-    version: str
-    origin: str = ""
-
-
 def described(version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
@@ -187,25 +178,20 @@ def _is_build(version: Version) -> bool:
     return bool(version.local and BUILD.fullmatch(version.local))
 
 
-def chosen(where: str, name: str, entries: Iterable[Listed]) -> Installed:
-    """The package that some entries describe; it has no version if theirs differ."""
-    origins: dict[str, str] = {}
-    for entry in entries:
-        origins[entry.version] = origins.get(entry.version) or entry.origin
-    if len(releases := {public_build(version) for version in origins}) == 1 < len(origins):
-        origins = {releases.pop(): max(origins.values())}
-    if len(origins) == 1:
-        ((version, origin),) = origins.items()
-        return described(version, origin)
-    if len(origins) > MOST:
-        return Unknown(f"{where} has {len(origins):,} versions of it")
-    packages = [described(version, origin) for version, origin in origins.items()]
-    versions = " and ".join(version or "one without a version" for version in origins)
-    because = f"{where} has {versions}"
-    releases_of = [package.version for package in packages if isinstance(package, Exact)]
-    if len(releases_of) < len(packages):
+def chosen(where: str, packages: Iterable[Installed]) -> Installed:
+    """The package that several entries of a file describe; it has no version if theirs differ."""
+    by_version: dict[str, Installed] = {}
+    for package in packages:
+        if isinstance(by_version.setdefault(package.version, package), Exact):
+            by_version[package.version] = package
+    if len(by_version) == 1:
+        return next(iter(by_version.values()))
+    if len(by_version) > MOST:
+        return Unknown(f"{where} has {len(by_version):,} versions of it")
+    because = f"{where} has {' and '.join(v or 'one without a version' for v in by_version)}"
+    if any(isinstance(package, Unknown) for package in by_version.values()):
         return Unknown(because)
-    return OneOf(_distinct(releases_of), because)
+    return OneOf(_distinct(by_version), because)
 
 
 MOST = 20

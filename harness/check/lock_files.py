@@ -21,8 +21,10 @@ from harness.check.installed import (
     GIT,
     LEFT_OUT,
     WEB,
-    Listed,
+    Installed,
+    Unknown,
     at_address,
+    described,
     from_git,
 )
 from harness.check.markers import holds
@@ -49,22 +51,24 @@ UV_ORIGINS = {
     "editable": EDITABLE,
     "registry": "",
 }
-Reader = Callable[[Mapping[str, Any]], Iterator[Listed]]
+Packages = Iterator[tuple[str, Installed]]
+"""Packages by canonical name; a name may come several times."""
+Reader = Callable[[Mapping[str, Any]], Packages]
 POETRY_ORIGINS = {"git": GIT, "url": WEB, "file": FILE, "directory": FOLDER, "legacy": ""}
 
 
 TOML = (".toml", "uv.lock", "poetry.lock", "pdm.lock")
 
 
-def read_json(content: Any, file: str) -> Iterator[Listed]:
+def read_json(content: Any, file: str) -> Packages:
     """The packages in a Pipfile.lock or in the output of ``conda list --json``."""
     if PurePath(file).name == PIPFILE or (isinstance(content, dict) and "_meta" in content):
         yield from _pipfile(as_table(content, "it"))
     else:
-        yield from _conda_entries(content, file)
+        yield from _conda_list(content, file)
 
 
-def read_toml(document: Mapping[str, Any], file: str) -> Iterator[Listed]:
+def read_toml(document: Mapping[str, Any], file: str) -> Packages:
     for kind, tables, key, versions, read in FORMATS:
         table = table_at(document, *tables)
         if key in table and (tables or key != "version" or isinstance(table[key], int)):
@@ -105,12 +109,12 @@ def refuse_unknown_version(file: str, kind: str, version: Any, *versions: int) -
         raise Inconclusive(f"{file} has version {version} of {kind}; only {names} can be read")
 
 
-def _uv(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _uv(document: Mapping[str, Any]) -> Packages:
     # If it is not for this Python: its markers only distinguish the Pythons that it is for.
     ours = allows_here(_text(document, "requires-python", "the lock"))
     omissions = _omissions(document)
     reached = _reached(document) if ours else None
-    yield from (Listed(name, "", LEFT_OUT) for name in omissions)
+    yield from ((name, Unknown(LEFT_OUT)) for name in omissions)
     for package, name in _packages(document):
         if canonicalize_name(name) in omissions or (reached is not None and name not in reached):
             continue
@@ -180,13 +184,14 @@ def _uv_edges(entries: Any, where: str) -> Iterator[tuple[str, bool]]:
         yield as_text(table.get("name"), f"name in {where}"), not marker or _applies([marker])
 
 
-def _entry(name: str, version: str, origin: str, address: str, reference: str = "") -> Listed:
+def _entry(
+    name: str, version: str, origin: str, address: str, reference: str = ""
+) -> tuple[str, Installed]:
     """An entry of a lock file; ``address`` and ``reference`` are those of a repository."""
     name = canonicalize_name(name)
-    if origin != GIT or not address:
-        return Listed(name, version, origin)
-    package = from_git(name, address, reference, version)
-    return Listed(name, package.version, package.origin)
+    if origin == GIT and address:
+        return name, from_git(name, address, reference, version)
+    return name, described(version, origin)
 
 
 def _omissions(document: Mapping[str, Any]) -> list[str]:
@@ -203,7 +208,7 @@ def _omissions(document: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*names, *map(canonicalize_name, excluded)]))
 
 
-def _poetry(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _poetry(document: Mapping[str, Any]) -> Packages:
     metadata = table_at(document, "metadata")
     ours = allows_here(_text(metadata, "python-versions", "the lock"))
     for package, name in _packages(document):
@@ -229,19 +234,19 @@ def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
     return as_texts(markers, where)
 
 
-def _pdm(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _pdm(document: Mapping[str, Any]) -> Packages:
     for package, name in _packages(document):
         yield from _locked(package, name, "marker")
 
 
-def _pipfile(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _pipfile(document: Mapping[str, Any]) -> Packages:
     """The packages of all categories; a user chooses which of them to install."""
     for category, entries in document.items():
         for name, entry in () if category == "_meta" else as_table(entries, category).items():
             yield from _locked(as_table(entry, f"{category}.{name}"), name, "markers")
 
 
-def _locked(package: Mapping[str, Any], name: str, marker_key: str) -> Iterator[Listed]:
+def _locked(package: Mapping[str, Any], name: str, marker_key: str) -> Packages:
     """An entry of PDM or Pipenv, if it is for this platform and Python."""
     marker = _text(package, marker_key, name)
     if _applies([marker] if marker else []):
@@ -253,7 +258,7 @@ def _locked(package: Mapping[str, Any], name: str, marker_key: str) -> Iterator[
         yield _entry(name, version, origin, address, reference)
 
 
-def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
+def _pylock(document: Mapping[str, Any]) -> Packages:
     from packaging.pylock import Pylock, PylockValidationError
 
     try:
@@ -264,18 +269,16 @@ def _pylock(document: Mapping[str, Any]) -> Iterator[Listed]:
     for package in lock.packages:
         if ours and not _applies([str(package.marker)] if package.marker else []):
             continue
-        version, origin = str(package.version or ""), ""
+        version, origin, address, reference = str(package.version or ""), "", "", ""
         if package.vcs:
             origin = f"installed from {package.vcs.type}"
             address, reference = package.vcs.url or "", package.vcs.requested_revision or ""
-            yield _entry(package.name, version, origin, address, reference)
-            continue
         elif package.directory:
             origin = EDITABLE if package.directory.editable else FOLDER
         elif package.archive:
             _, archive = at_address(package.archive.url or str(package.archive.path))
             version, origin = version or archive.version, archive.origin
-        yield Listed(package.name, version, origin)
+        yield _entry(package.name, version, origin, address, reference)
 
 
 FORMATS: tuple[tuple[str, tuple[str, ...], str, tuple[int, ...], Reader], ...] = (
@@ -313,7 +316,7 @@ DEVELOP = "<develop>"
 """The channel that conda names for an editable install."""
 
 
-def _conda_entries(content: Any, file: str) -> list[Listed]:
+def _conda_list(content: Any, file: str) -> Packages:
     """The packages in the output, under the names that pip uses.
 
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
@@ -321,15 +324,13 @@ def _conda_entries(content: Any, file: str) -> list[Listed]:
     """
     if not (isinstance(content, list) and all(isinstance(package, dict) for package in content)):
         raise UserError(f"{file} is not what 'conda list --json' writes")
-    return [_conda_entry(package, file) for package in content]
-
-
-def _conda_entry(package: Mapping[str, Any], file: str) -> Listed:
-    name, version = package.get("name"), package.get("version")
-    if not (isinstance(name, str) and isinstance(version, str) and "channel" in package):
-        raise UserError(
-            f"{file} is not what 'conda list --json' writes; for pip, use the output of pip freeze"
-        )
-    name = canonicalize_name(name)
-    origin = EDITABLE if package["channel"] == DEVELOP else ""
-    return Listed(ELSEWHERE.get(name, name), version, origin)
+    for package in content:
+        name, version = package.get("name"), package.get("version")
+        if not (isinstance(name, str) and isinstance(version, str) and "channel" in package):
+            raise UserError(
+                f"{file} is not what 'conda list --json' writes; for pip, use the output of pip "
+                "freeze"
+            )
+        name = canonicalize_name(name)
+        origin = EDITABLE if package["channel"] == DEVELOP else ""
+        yield ELSEWHERE.get(name, name), described(version, origin)

@@ -96,13 +96,13 @@ class Problem:
         }
         lines = [*map(self.requirement, required), *sorted(others - omissions.keys())]
         replacements = [
-            line
+            requirement
             for name, those in content.overrides.items()
-            for line in those
-            if name not in omissions
+            for requirement in those
+            if name not in omissions and not requirement.url
         ]
         overrides = [
-            *(str(_requirement(line)) for line in replacements if not Requirement(line).url),
+            *map(_override, replacements),
             *map(self.requirement, sorted(self.contradictions.keys() - omissions.keys())),
         ]
         left_out = {*omissions, *(n for n, those in content.overrides.items() if not those)}
@@ -138,10 +138,10 @@ def _published(specifiers: SpecifierSet, *, is_development: bool) -> SpecifierSe
     return SpecifierSet(",".join(parts))
 
 
-def _requirement(line: str) -> Requirement:
-    requirement = Requirement(line)
-    requirement.specifier = _published(requirement.specifier, is_development=False)
-    return requirement
+def _override(requirement: Requirement) -> str:
+    """What replaces a requirement, as uv gets it: it holds here, so it needs no marker."""
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}{_published(requirement.specifier, is_development=False)}"
 
 
 def is_development_version(specifier: Specifier) -> bool:

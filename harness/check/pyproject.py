@@ -1,38 +1,40 @@
-"""Read the tables of pyproject.toml and Pipfile that declare dependencies.
+"""Read what pyproject.toml and setup.cfg declare.
 
 The standard's tables are read, and those of Poetry, PDM, uv, Rye, Hatch, Flit and setuptools.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from configparser import ConfigParser
 from typing import Any
-from urllib.parse import quote
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.check import constraints
+from harness.check import poetry
+from harness.check.constraints import of_poetry
 from harness.check.markers import holds
-from harness.check.sections import Constraint, Content, Option, Override, Part, key
+from harness.check.requirement_lines import Include, Line, Role, declared, named, parsed
+from harness.check.sections import Content, Part, key
 from harness.check.unread import PIXI
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
 from harness.system.text import short
 
 GROUPS, EXTRAS = "dependency-groups", "project.optional-dependencies"
-POETRY_GROUPS, POETRY_EXTRAS = "tool.poetry.group", "tool.poetry.extras"
 DYNAMIC = "tool.setuptools.dynamic"
-
-MARKERS = (
-    *("os_name", "sys_platform", "platform_machine", "platform_python_implementation"),
-    *("platform_release", "platform_system", "platform_version", "python_version"),
-    *("python_full_version", "implementation_name", "implementation_version"),
+LISTS = (
+    ("tool.uv", "dev-dependencies", "dev"),
+    ("tool.rye", "dev-dependencies", "dev"),
+    ("tool.flit.metadata", "requires", ""),
 )
-"""Names that a Pipfile has for markers: ``sys_platform = "== 'linux'"``."""
-
-NEVER = "python_version < '3'"
-"""A marker that holds nowhere."""
+"""Where tools have a list of requirements: its table, its key, and its group."""
+PDM = "tool.pdm.dev-dependencies"
+TABLES_OF_LISTS = (EXTRAS, PDM, "tool.flit.metadata.requires-extra")
+"""Tables in which each list is an extra or a group."""
 
 
 def read(document: Mapping[str, Any], file: str) -> Content:
@@ -40,28 +42,44 @@ def read(document: Mapping[str, Any], file: str) -> Content:
     entry."""
     content, project = Content(), table_at(document, "project")
     dependencies = as_texts(project.get("dependencies"), "project.dependencies")
-    content.add("", "project.dependencies", dependencies)
-    for name, lines in table_at(document, *EXTRAS.split(".")).items():
-        content.add(name, f"{EXTRAS}.{name}", as_texts(lines, f"{EXTRAS}.{name}"))
+    content.add("", "project.dependencies", map(declared, dependencies))
+    _lists(document, content)
     _setuptools(document, content, file)
-    _groups(document, content)
-    _poetry(document, content, file)
-    _other_tools(document, content, file)
-    for kind in (GROUPS, POETRY_GROUPS):
-        content.refuse_circles(kind)
+    _groups(table_at(document, GROUPS), content)
+    poetry.read(table_at(document, "tool", "poetry"), content, file)
     names = [
         as_text(table["name"], f"{where}.name")
-        for where, table in (
-            ("project", project),
-            ("tool.poetry", table_at(document, "tool", "poetry")),
-        )
-        if "name" in table
+        for where in ("project", "tool.poetry")
+        if "name" in (table := table_at(document, *where.split(".")))
     ]
-    own_extras(content, next(iter(names), ""), file, EXTRAS, POETRY_EXTRAS)
+    own_extras(content, next(iter(names), ""), file, EXTRAS, poetry.EXTRAS)
     _uv(document, content)
     if python := project.get("requires-python"):
         content.python = as_text(python, "project.requires-python")
+    if table_at(document, "tool", "pixi"):
+        content.notes.append(f"{file}: the tables of tool.pixi are not read: {PIXI}")
     return content
+
+
+def _lists(document: Mapping[str, Any], content: Content) -> None:
+    """The lists of requirements of the standard and of tools."""
+    for table, list_key, group in LISTS:
+        where = f"{table}.{list_key}"
+        lines = as_texts(table_at(document, *table.split(".")).get(list_key), where)
+        if lines:
+            content.add(group, where, map(declared, lines))
+    for table in TABLES_OF_LISTS:
+        for name, entries in table_at(document, *table.split(".")).items():
+            texts = as_texts(entries, f"{table}.{name}")
+            edits = [t for t in texts if table == PDM and t.startswith("-e ")]
+            entries = [parsed(text) if text in edits else declared(text) for text in texts]
+            content.add(name, f"{table}.{name}", entries)
+    for name, environment in table_at(document, "tool", "hatch", "envs").items():
+        where = f"tool.hatch.envs.{name}"
+        for part in ("dependencies", "extra-dependencies"):
+            lines = as_texts(as_table(environment, where).get(part), f"{where}.{part}")
+            if lines:
+                content.add(name, where, map(declared, lines))
 
 
 def _setuptools(document: Mapping[str, Any], content: Content, file: str) -> None:
@@ -79,177 +97,30 @@ def _setuptools(document: Mapping[str, Any], content: Content, file: str) -> Non
         content.add(name, f"{EXTRAS}.{name}", _included(extras, name, where))
 
 
-def _included(dynamic: Mapping[str, Any], name: str, above: str) -> Iterator[str]:
+def _included(dynamic: Mapping[str, Any], name: str, above: str) -> list[Line]:
     """The lines for files with requirements."""
     where = f"{above}.{name}.file"
     files = as_table(dynamic[name], f"{above}.{name}").get("file")
-    for file in [files] if isinstance(files, str) else as_texts(files, where):
-        yield Option(f"-r {file}")
+    return list(map(included, [files] if isinstance(files, str) else as_texts(files, where)))
 
 
-def _groups(document: Mapping[str, Any], content: Content) -> None:
-    groups = table_at(document, GROUPS)
+def included(file: str) -> Line:
+    return Line(f"-r {file}", (Include(file),))
+
+
+def _groups(groups: Mapping[str, Any], content: Content) -> None:
     for name in groups:
-        content.add(name, f"{GROUPS}.{name}", ())
+        content.add(name, f"{GROUPS}.{name}")
     parts = content.parts(GROUPS)
     for name, entries in groups.items():
         where = f"{GROUPS}.{name}"
         for entry in as_list(entries, where):
             if isinstance(entry, str):
-                content.add(name, where, [entry])
+                content.add(name, where, [declared(entry)])
             else:
                 group = as_table(entry, f"an entry of {where}").get("include-group")
                 text = as_text(group, f"include-group of {where}")
-                content.add(name, where, _included_group(parts, text, where))
-
-
-def _included_group(parts: Mapping[str, list[Part]], name: str, where: str) -> list[Part]:
-    """The groups of this name, which another one includes."""
-    if key(name) not in parts:
-        raise ValueError(f"{where} includes the group '{short(name)}', which is not there")
-    return parts[key(name)]
-
-
-def _poetry(document: Mapping[str, Any], content: Content, file: str) -> None:
-    """Read Poetry's own tables. An optional package belongs to the extras that name it."""
-    poetry = table_at(document, "tool", "poetry")
-    where = "tool.poetry.dependencies"
-    extras = {
-        extra: as_texts(names, f"{POETRY_EXTRAS}.{extra}")
-        for extra, names in as_table(poetry.get("extras"), POETRY_EXTRAS).items()
-    }
-    extras_of: dict[str, list[str]] = {}
-    for extra, names in extras.items():
-        content.add(extra, f"{POETRY_EXTRAS}.{extra}", ())
-        for name in names:
-            extras_of.setdefault(key(name), []).append(extra)
-    for name, entry in as_table(poetry.get("dependencies"), where).items():
-        if name == "python":
-            content.python = _specifier(as_text(entry, f"{where}.python"), f"{where}.python")
-            continue
-        for line, optional in _entry(name, entry, where, content, file):
-            for extra in extras_of.get(key(name), ()) if optional else ():
-                content.add(extra, f"{POETRY_EXTRAS}.{extra}", [line])
-            if not optional:
-                content.add("", where, [line])
-    groups = as_table(poetry.get("group"), POETRY_GROUPS)
-    for group, table in groups.items():
-        _poetry_group(group, as_table(table, f"{POETRY_GROUPS}.{group}"), content, file)
-    parts = content.parts(POETRY_GROUPS)
-    for group, table in groups.items():
-        where = f"{POETRY_GROUPS}.{group}"
-        for name in as_texts(table.get("include-groups"), f"{where}.include-groups"):
-            content.add(group, where, _included_group(parts, name, where))
-    old_group = {"dependencies": poetry.get("dev-dependencies")}
-    if old_group["dependencies"]:
-        _poetry_group("dev", old_group, content, file)
-
-
-def _poetry_group(group: str, table: Mapping[str, Any], content: Content, file: str) -> None:
-    where = f"{POETRY_GROUPS}.{group}"
-    content.add(group, where, ())
-    for name, entry in as_table(table.get("dependencies"), f"{where}.dependencies").items():
-        lines = [line for line, _ in _entry(name, entry, where, content, file)]
-        content.add(group, where, lines)
-
-
-def _entry(
-    name: str, entry: Any, where: str, content: Content, file: str
-) -> Iterator[tuple[str, bool]]:
-    """The lines for an entry of Poetry or of a Pipfile, and whether only an extra installs it."""
-    where = f"{where}.{name}"
-    for choice in entry if isinstance(entry, list) else [entry]:
-        table = {"version": choice} if isinstance(choice, str) else as_table(choice, where)
-        extras = ",".join(as_texts(table.get("extras"), f"{where}.extras"))
-        package = f"{name}[{extras}]" if extras else name
-        address = _address(table, where)
-        if address:
-            line = f"{package} @ {address}"
-        else:
-            version = as_text(table.get("version", "*"), f"{where}.version")
-            line = f"{package}{_specifier(version, where, content.notes, file)}"
-        marker = _marker(table, where)
-        yield f"{line} ; {marker}" if marker else line, bool(table.get("optional"))
-
-
-def _specifier(version: str, where: str, notes: list[str] | None = None, file: str = "") -> str:
-    try:
-        specifier, has_alternatives = constraints.of_poetry(version)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if has_alternatives and notes is not None:
-        notes.append(f"{file}, {where}: which of the alternatives '{short(version)}' is left open")
-    return specifier
-
-
-def _address(table: Mapping[str, Any], where: str) -> str:
-    """The address of a package that does not come from an index; empty otherwise.
-
-    A path is an address too: its folder does not show which package is there, but the entry does.
-    """
-    for name in ("git", "url", "path", "file"):
-        if name in table:
-            text = as_text(table[name], f"{where}.{name}")
-            place = quote(text, safe="/:@+.~%=&?#-_")
-            if name == "git":  # git@host:path, as ssh has it
-                place = re.sub(r"^([\w.-]+@[\w.-]+):(?!/)", r"ssh://\1/", place)
-            if name == "git":
-                return f"{'' if place.startswith('git+') else 'git+'}{place}{_tag(table, where)}"
-            return place if re.match(r"[a-z+]+:", place) else f"file:{place}"
-    return ""
-
-
-def _tag(table: Mapping[str, Any], where: str) -> str:
-    """The tag or commit of a repository as an address has it: ``@v4.45.0``."""
-    for name in ("tag", "rev", "ref"):
-        if name in table:
-            return f"@{quote(as_text(table[name], f'{where}.{name}'), safe='/.+-_')}"
-    return ""
-
-
-def _marker(table: Mapping[str, Any], where: str) -> str:
-    """Combine the markers of an entry, under all names that Poetry and Pipenv use, into one."""
-    markers = [as_text(table["markers"], f"{where}.markers")] if "markers" in table else []
-    kinds = {"python": constraints.python_marker, "platform": constraints.platform_marker}
-    for name, as_marker in kinds.items():
-        if name in table:
-            text = as_text(table[name], f"{where}.{name}")
-            try:
-                markers.append(as_marker(text))
-            except ValueError as error:
-                raise ValueError(f"{where}.{name}: {error}") from None
-    markers += [f"{n} {as_text(table[n], f'{where}.{n}')}" for n in MARKERS if n in table]
-    for marker in filter(None, markers):
-        _holds(marker, where)
-    return constraints.all_of(markers)
-
-
-def _other_tools(document: Mapping[str, Any], content: Content, file: str) -> None:
-    """The groups of other tools, which the project's own users name: ``dev``, ``train``."""
-    for tool in ("uv", "rye"):
-        where = f"tool.{tool}.dev-dependencies"
-        lines = as_texts(table_at(document, "tool", tool).get("dev-dependencies"), where)
-        if lines:
-            content.add("dev", where, lines)
-    for name, lines in table_at(document, "tool", "pdm", "dev-dependencies").items():
-        where = f"tool.pdm.dev-dependencies.{name}"
-        texts = as_texts(lines, where)
-        content.add(name, where, [Option(t) if t.startswith("-e ") else t for t in texts])
-    for name, table in table_at(document, "tool", "hatch", "envs").items():
-        where = f"tool.hatch.envs.{name}"
-        for part in ("dependencies", "extra-dependencies"):
-            lines = as_texts(as_table(table, where).get(part), f"{where}.{part}")
-            if lines:
-                content.add(name, where, lines)
-    flit = table_at(document, "tool", "flit", "metadata")
-    content.add(
-        "", "tool.flit.metadata", as_texts(flit.get("requires"), "tool.flit.metadata.requires")
-    )
-    where = "tool.flit.metadata.requires-extra"
-    for name, lines in as_table(flit.get("requires-extra"), where).items():
-        content.add(name, f"{where}.{name}", as_texts(lines, f"{where}.{name}"))
-    if table_at(document, "tool", "pixi"):
-        content.notes.append(f"{file}: the tables of tool.pixi are not read: {PIXI}")
+                content.add(name, where, poetry.included_group(parts, text, where))
 
 
 def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
@@ -258,109 +129,101 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
         return
     extras = content.parts(*kinds)
     for section in content.sections.values():
-        lines: list[str] = []
+        lines: list[Line | Part] = []
         for line in section.lines:
-            entry = _requirement(line) if "[" in line else None
-            if entry is None or canonicalize_name(entry.name) != canonicalize_name(project):
+            entry = line.requirement if isinstance(line, Line) else None
+            if not (entry and entry.extras and key(entry.name) == key(project)):
                 lines.append(line)
-                continue
-            if entry.marker and not holds(entry.marker):
-                continue
-            for extra in sorted(entry.extras):
-                lines += extras.get(key(extra), ())
-                if key(extra) not in extras:
-                    content.notes.append(f"{file}, {section.where}: it has no extra {extra}")
+            elif not entry.marker or holds(entry.marker):
+                for extra in sorted(entry.extras):
+                    lines += extras.get(key(extra), ())
+                    if key(extra) not in extras:
+                        content.notes.append(f"{file}, {section.where}: it has no extra {extra}")
         section.lines = lines
-
-
-def _requirement(line: str) -> Requirement | None:
-    """Parse a requirement; None for any other line: ``requirements`` refuses invalid ones."""
-    if isinstance(line, (Part, Option)):
-        return None
-    try:
-        return Requirement(line)
-    except (InvalidRequirement, RecursionError):
-        return None
 
 
 def _uv(document: Mapping[str, Any], content: Content) -> None:
     """Apply the overrides and sources of uv, and the overrides of PDM."""
     uv = table_at(document, "tool", "uv")
     sources: dict[str, list[Mapping[str, Any]]] = {
-        canonicalize_name(name): _tables(entry, f"tool.uv.sources.{name}")
+        canonicalize_name(name): [
+            as_table(table, f"tool.uv.sources.{name}")
+            for table in (entry if isinstance(entry, list) else [entry])
+        ]
         for name, entry in as_table(uv.get("sources"), "tool.uv.sources").items()
     }
     where = "tool.uv.override-dependencies"
-    overrides: dict[str, list[str]] = {}
-    for line in as_texts(uv.get("override-dependencies"), where):
-        if (requirement := _requirement(line)) is None:
-            raise ValueError(f"{where}: '{short(line)}' is no requirement")
-        overrides.setdefault(canonicalize_name(requirement.name), []).append(line)
+    overrides: dict[str, list[Requirement]] = {}
+    for requirement in _requirements(uv, "override-dependencies"):
+        overrides.setdefault(canonicalize_name(requirement.name), []).append(requirement)
     excluded = as_texts(uv.get("exclude-dependencies"), "tool.uv.exclude-dependencies")
     overrides.update((canonicalize_name(name), []) for name in excluded)
-    _pdm_overrides(document, overrides)
-    left_out = {name for name, lines in overrides.items() if not any(map(_applies, lines))}
-    overrides.update((name, [Override(f"{name} ; {NEVER}")]) for name in left_out)
-    declared: set[str] = set()
-    for section in content.sections.values() if sources or overrides else ():
-        section.lines = list(_replaced(section.lines, section.name, overrides, sources, declared))
-    for name, lines in overrides.items():
-        if name in left_out & declared:
-            continue  # in a group, which may not be chosen
-        addresses = [line for line in lines if _has_address(line)]
-        content.add("", where, [Override(line) for line in lines if line not in addresses])
-        if name not in declared:  # an address stays a requirement, as uv installs it
-            content.add("", where, addresses)
-    where = "tool.uv.constraint-dependencies"
-    lines = as_texts(uv.get("constraint-dependencies"), where)
-    content.add("", where, [line if _has_address(line) else Constraint(line) for line in lines])
+    for name, value in table_at(document, "tool", "pdm", "resolution", "overrides").items():
+        overrides.setdefault(canonicalize_name(name), []).append(_pdm_override(name, value))
+    left_out = {
+        name: named(Requirement(name), Role.LEFT_OUT)
+        for name, those in overrides.items()
+        if not any(not one.marker or holds(one.marker) for one in those)
+    }
+    declared_names = set[str]()
 
-
-def _has_address(line: str) -> bool:
-    """Whether a requirement names a file or an address: ``a @ file:///b``, ``a@file:///b``."""
-    requirement = _requirement(line)
-    return requirement is None or requirement.url is not None
-
-
-def _applies(line: str) -> bool:
-    """Whether a requirement is for this platform and Python."""
-    marker = Requirement(line).marker
-    return not marker or holds(marker)
-
-
-def _pdm_overrides(document: Mapping[str, Any], overrides: dict[str, list[str]]) -> None:
-    """Add PDM's overrides: each is a version, a specifier or an address."""
-    where = "tool.pdm.resolution.overrides"
-    for name, value in table_at(document, *where.split(".")).items():
-        text = as_text(value, f"{where}.{name}")
-        address = re.match(r"[a-z+]+:", text)
-        line = f"{name} @ {text}" if address else f"{name}{_specifier(text, f'{where}.{name}')}"
-        overrides.setdefault(canonicalize_name(name), []).append(line)
-
-
-def _tables(value: Any, where: str) -> list[Mapping[str, Any]]:
-    return [as_table(table, where) for table in (value if isinstance(value, list) else [value])]
-
-
-def _replaced(
-    lines: Iterable[str],
-    section: str,
-    overrides: Mapping[str, list[str]],
-    sources: Mapping[str, list[Mapping[str, Any]]],
-    declared: set[str],
-) -> Iterator[str]:
-    """Replace each line of a section for which uv has an override or a source."""
-    for line in lines:
-        requirement = _requirement(line)
+    def replaced(line: Line | Part, section: str) -> Iterator[Line | Part]:
+        requirement = line.requirement if isinstance(line, Line) else None
         name = canonicalize_name(requirement.name) if requirement else ""
-        if requirement and name in overrides:
-            declared.add(name)
-            yield from overrides[name]
+        if name in overrides:
+            declared_names.add(name)
+            yield from [left_out[name]] if name in left_out else map(named, overrides[name])
         elif requirement and (address := _source(name, section, sources.get(name, ()))):
-            marker = f" ; {requirement.marker}" if requirement.marker else ""
-            yield f"{requirement.name} @ {address}{marker}"
+            yield named(at(requirement, address))
         else:
             yield line
+
+    for section in content.sections.values() if sources or overrides else ():
+        section.lines = [new for line in section.lines for new in replaced(line, section.name)]
+    for name, those in overrides.items():
+        if name in left_out and name not in declared_names:  # otherwise only where it is declared
+            content.add("", where, [left_out[name]])
+        elif name not in left_out:
+            lines = [named(one, Role.OVERRIDE) for one in those if not one.url]
+            content.add("", where, lines)
+            if name not in declared_names:  # an address stays a requirement, as uv installs it
+                content.add("", where, [named(one) for one in those if one.url])
+    content.add(
+        "",
+        "tool.uv.constraint-dependencies",
+        (
+            named(one, Role.REQUIRED if one.url else Role.CONSTRAINT)
+            for one in _requirements(uv, "constraint-dependencies")
+        ),
+    )
+
+
+def _requirements(uv: Mapping[str, Any], name: str) -> Iterator[Requirement]:
+    """The requirements in a list of uv's settings."""
+    where = f"tool.uv.{name}"
+    for text in as_texts(uv.get(name), where):
+        line = declared(text)
+        if line.requirement is None:
+            raise ValueError(f"{where}: '{short(text)}' is no requirement")
+        yield line.requirement
+
+
+def _pdm_override(name: str, value: Any) -> Requirement:
+    """PDM's override: a version, a specifier or an address."""
+    where = f"tool.pdm.resolution.overrides.{name}"
+    text = as_text(value, where)
+    try:
+        is_address = re.match(r"[a-z+]+:", text)
+        return Requirement(f"{name} @ {text}" if is_address else f"{name}{of_poetry(text)}")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def at(requirement: Requirement, address: str) -> Requirement:
+    """A requirement that comes from an address, and not from an index."""
+    other = copy.copy(requirement)
+    other.specifier, other.url = SpecifierSet(), address
+    return other
 
 
 def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> str:
@@ -374,38 +237,29 @@ def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> st
         ]
         if choices and key(section) not in map(key, choices):
             continue
-        if "marker" in source and not _holds(as_text(source["marker"], f"{where}.marker"), where):
+        marker = as_text(source.get("marker", ""), f"{where}.marker")
+        if marker and not poetry.holds_at(marker, where):
             continue
-        return f"file:{name}" if source.get("workspace") else _address(source, where)
+        return f"file:{name}" if source.get("workspace") else poetry.address_of(source, where)
     return ""
 
 
-def _holds(marker: str, where: str) -> bool:
-    try:
-        return holds(marker)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-NO_GROUPS = ("source", "requires", "scripts", "pipenv", "pipfile")
-"""Tables of a Pipfile that have no packages."""
-
-
-def read_pipfile(document: Mapping[str, Any], file: str) -> Content:
-    """What a Pipfile declares; each further table with packages is a group."""
+def read_setup_cfg(config: ConfigParser, file: str) -> Content:
     content = Content()
-    content.add("", "packages", ())
-    for table, entries in document.items():
-        if table in NO_GROUPS:
-            continue
-        group = {"packages": "", "dev-packages": "dev"}.get(table, table)
-        for name, entry in as_table(entries, table).items():
-            content.add(
-                group, table, [line for line, _ in _entry(name, entry, table, content, file)]
-            )
-    requires = table_at(document, "requires")
-    for name in ("python_version", "python_full_version"):
-        if name in requires:
-            version = as_text(requires[name], f"requires.{name}")
-            content.python = f"=={version}" + (".*" if name == "python_version" else "")
+    required = config.get("options", "install_requires", fallback="")
+    content.add("", "install_requires", _setup_lines(required))
+    if config.has_section("options.extras_require"):
+        for name, value in config.items("options.extras_require"):
+            content.add(name, f"extras_require.{name}", _setup_lines(value))
+    name = config.get("metadata", "name", fallback="")
+    own_extras(content, name, file, "extras_require")
+    content.python = config.get("options", "python_requires", fallback="")
     return content
+
+
+def _setup_lines(value: str) -> list[Line]:
+    if value.strip().startswith("file:"):
+        return [included(name.strip()) for name in value.strip()[5:].split(",")]
+    parts = value.splitlines() if "\n" in value else value.split(";")  # as setuptools does
+    texts = (re.sub(r"(^|\s)#.*", "", part).strip() for part in parts)
+    return [declared(text) for text in texts if text]

@@ -1,4 +1,7 @@
-"""The lines of a requirements file: what is one line, its options, and what it names."""
+"""The lines of a requirements file: what is one line, and what it names or sets.
+
+Each line is parsed once, here: what it names stays an object until uv gets its input.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,20 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from harness.check.installed import ARCHIVES
 from harness.check.source import names_in
+from harness.system.documents import DIGITS
+from harness.system.text import plain, short
 
-NESTED = {"-r": "-r", "--requirement": "-r", "-c": "-c", "--constraint": "-c"}
+NESTED = {"-r": False, "--requirement": False, "-c": True, "--constraint": True}
+"""The options that name another file, and whether its lines are constraints."""
 MORE, NO_INDEX, LINKS = "--extra-index-url", "--no-index", ("-f", "--find-links")
 WHERE = ("-i", "--index-url", "--pypi-url", MORE, NO_INDEX, *LINKS)
 """Options that say where to look up versions."""
@@ -27,6 +36,9 @@ VALUES = ("--no-binary", "--only-binary", "--trusted-host", "--use-feature", *OF
 IDLE = (*FLAGS, *VALUES)
 """Options for installing, which have no effect here."""
 
+LONGEST = 4_000
+"""Characters of a line without its hashes; a longer one could take minutes."""
+
 HASH = re.compile(r"\s--hash[=\s]\w+:\w+(?=\s|$)")
 """A lock file has thousands; to split them as a shell does would take seconds."""
 
@@ -36,6 +48,108 @@ MALFORMED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\]\s*)?[=<>!~]")
 
 FROZEN_EDITABLE = re.compile(r"# Editable .*\(([\w.-]+)===?([^\s()]+)\)")
 """The comment in which ``pip freeze`` names an editable install that has no address."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A package from a path or an address, without a name."""
+
+    text: str
+    extras: tuple[str, ...] = ()
+    marker: Marker | None = None
+    editable: bool = False
+
+
+@dataclass(frozen=True)
+class FrozenEditable:
+    """An editable install in a comment of ``pip freeze``."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Include:
+    """Another file: its lines count, too."""
+
+    file: str
+    constraint: bool = False
+    """Whether they are constraints."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of pip with its value, which may be empty."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A package whose release could not be read."""
+
+    name: str
+    because: str
+
+
+Item = Requirement | Address | FrozenEditable | Include | Option | Skipped
+
+
+class Role(Enum):
+    """What a line is for."""
+
+    REQUIRED = auto()
+    CONSTRAINT = auto()
+    """It only says which version a package has if something needs it."""
+    OVERRIDE = auto()
+    """It replaces what every package needs of a package."""
+    LEFT_OUT = auto()
+    """The package is left out, whatever needs it: something else than this file installs it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a requirements file, or an entry of a project's file, as parsed."""
+
+    text: str
+    items: tuple[Item, ...] = ()
+    """None for a requirement of a project that does not hold here."""
+    role: Role = Role.REQUIRED
+    refusal: str = ""
+    """Why it is refused, if it counts; otherwise empty."""
+
+    @property
+    def requirement(self) -> Requirement | None:
+        """The package that it names; None for any other line."""
+        item = self.items[0] if self.items else None
+        return item if isinstance(item, Requirement) else None
+
+
+def parsed(text: str, role: Role = Role.REQUIRED) -> Line:
+    """A line of a requirements file."""
+    try:
+        return Line(text, tuple(_items(text)), role)
+    except (ValueError, RecursionError) as error:
+        return Line(text, (), role, why(error))
+
+
+def declared(text: str, role: Role = Role.REQUIRED) -> Line:
+    """An entry of a project's file, which has no options."""
+    if text.startswith("-"):
+        return Line(text, (), role, "a requirement begins with a name")
+    return parsed(text, role)
+
+
+def named(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
+    return Line(str(requirement), (requirement,), role)
+
+
+def why(error: BaseException) -> str:
+    """Explain in a short line why a line is refused."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return short(getattr(error, "strerror", None) or str(error), 200)
 
 
 def statements(text: str) -> Iterator[tuple[int, str]]:
@@ -67,17 +181,39 @@ def _without_options(line: str) -> str:
     if line.startswith("-") or begin is None:
         return line
     try:
-        words = deque(shlex.split(line[begin.start() :]))
-        while words:
-            if first_option(words)[0] not in (*IDLE, *WHERE):
-                return line
+        if any(name not in (*IDLE, *WHERE) for name, _ in _options(line[begin.start() :])):
+            return line
     except ValueError:
         return line
     return line[: begin.start()].strip()
 
 
-def requirement_in(line: str) -> Requirement | None:
-    """A requirement with a name; None for a path or an address."""
+def _items(line: str) -> Iterator[Item]:
+    """What a line names and sets. Raises ValueError for one that pip would refuse."""
+    if len(line) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST:,} characters")
+    if line != plain(line):
+        raise ValueError("it contains a control character")
+    if re.search(rf"\d{{{DIGITS}}}", line):
+        raise ValueError(f"it contains a number of {DIGITS} digits or more")
+    if comment := FROZEN_EDITABLE.match(line):
+        yield FrozenEditable(canonicalize_name(comment[1], validate=True), comment[2])
+    elif not line.startswith("-"):
+        yield _package(line)
+    elif ";" in line and (edited := re.match(r"(?:-e|--editable)[=\s]*", line)):
+        yield _address(line[edited.end() :], editable=True)  # a marker has quotes
+    else:
+        for name, value in _options(line):
+            if name in EDIT:
+                yield _address(value, editable=True)
+            elif name in NESTED:
+                yield Include(value, NESTED[name])
+            else:
+                yield Option(name, value)
+
+
+def _package(line: str) -> Requirement | Address:
+    """A requirement with a name, otherwise a path or an address."""
     try:
         requirement = Requirement(line)
     except InvalidRequirement:
@@ -87,16 +223,16 @@ def requirement_in(line: str) -> Requirement | None:
     is_place = "/" in line or line.startswith((".", "file:"))
     if not requirement and (not is_place or MALFORMED.match(line)):
         raise ValueError("it does not name a package with versions, such as transformers==4.36.2")
-    return None
+    return _address(line, editable=False)
 
 
-def address_in(line: str) -> tuple[str, tuple[str, ...], Marker | None]:
+def _address(line: str, *, editable: bool) -> Address:
     """A path or an address, the extras to install, and the marker after it."""
     address, _, marker = line.partition(";")
     address, extras = address.strip(), ""
     if address.endswith("]") and "[" in address:
         address, _, extras = address[:-1].rpartition("[")
-    return address, names_in(extras), Marker(marker) if marker.strip() else None
+    return Address(address, names_in(extras), Marker(marker) if marker.strip() else None, editable)
 
 
 def expanded(text: str) -> str:
@@ -111,17 +247,20 @@ def expanded(text: str) -> str:
     return re.sub(r"\$\{([A-Z0-9_]+)\}", value, text)
 
 
-def first_option(words: deque[str]) -> tuple[str, str]:
-    """Take the first option of a line, and its value if it has one, from these words."""
-    word = words.popleft()
-    long = word.startswith("--")
-    option, inline, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
-    if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
-        raise ValueError(
-            "nothing is built or installed here; name releases, such as transformers==4.36.2"
-        )
-    if option in FLAGS:
-        return option, ""
-    if not (value if inline else words and words[0]):
-        raise ValueError(f"{option} has no value")
-    return option, value.removeprefix("=") if inline else words.popleft()
+def _options(line: str) -> Iterator[tuple[str, str]]:
+    """The options of a line with their values."""
+    words = deque(shlex.split(line))
+    while words:
+        word = words.popleft()
+        long = word.startswith("--")
+        option, inline, value = word.partition("=") if long else (word[:2], word[2:], word[2:])
+        if option not in (*NESTED, *WHERE, *EDIT, *IDLE):
+            raise ValueError(
+                "nothing is built or installed here; name releases, such as transformers==4.36.2"
+            )
+        if option in FLAGS:
+            yield option, ""
+        elif not (value if inline else words and words[0]):
+            raise ValueError(f"{option} has no value")
+        else:
+            yield option, value.removeprefix("=") if inline else words.popleft()

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import os.path
 import re
-import shlex
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from harness.check import project_folders
-from harness.check import requirement_lines as lines
 from harness.check.contradictions import conditions, exact_versions
-from harness.check.formats import ProjectFile, parsed
+from harness.check.formats import Declaration, source_of
 from harness.check.installed import (
     EDITABLE,
     LEFT_OUT,
@@ -35,15 +32,26 @@ from harness.check.installed import (
     is_misnamed,
 )
 from harness.check.markers import holds
-from harness.check.sections import Constraint, Override
-from harness.check.source import FROM_WEB, PackageFile, project_of, read_file
+from harness.check.requirement_lines import (
+    LINKS,
+    MORE,
+    NO_INDEX,
+    WHERE,
+    Address,
+    FrozenEditable,
+    Include,
+    Item,
+    Option,
+    Role,
+    Skipped,
+    expanded,
+    why,
+)
+from harness.check.source import FROM_WEB, project_of, read_file
 from harness.check.unread import SETUP
-from harness.system.documents import DIGITS
 from harness.system.errors import UserError
-from harness.system.text import plain, short
+from harness.system.text import short
 
-LONGEST = 4_000
-"""Characters of a line without its hashes; a longer one could take minutes."""
 MOST = 100
 """Conditions on the versions of one package; thousands would take minutes."""
 
@@ -55,7 +63,7 @@ DEEPEST = 50
 class Named:
     """The packages that requirements, or constraints, name."""
 
-    places: dict[str, dict[str, str]] = field(default_factory=dict)
+    places: dict[str, dict[Specifier, str]] = field(default_factory=dict)
     """Of each package, by canonical name, its specifiers and where they are:
     ``requirements.txt, line 3``."""
     direct: dict[str, Installed] = field(default_factory=dict)
@@ -65,7 +73,7 @@ class Named:
     lines: dict[str, str] = field(default_factory=dict)
     """Of each package, where it is named first."""
 
-    def add(self, name: str, specifiers: Iterable[str], where: str) -> None:
+    def add(self, name: str, specifiers: Iterable[Specifier], where: str) -> None:
         self.lines.setdefault(name, where)
         places = self.places.setdefault(name, {})
         places.update(dict.fromkeys(specifiers, where))
@@ -74,13 +82,13 @@ class Named:
 
     def add_direct(self, name: str, package: Installed, where: str) -> None:
         """Add a package from an address. The line before an editable one may have its version."""
-        self.add(name, [f"=={package.version}"] if package.version else [], where)
+        self.add(name, SpecifierSet(f"=={package.version}" if package.version else ""), where)
         if not (name in self.direct and self.direct[name].origin == package.origin):
             self.direct[name] = package
 
 
-def _versions(places: Mapping[str, Iterable[str]]) -> dict[str, SpecifierSet]:
-    return {name: SpecifierSet(",".join(sorted(those))) for name, those in places.items()}
+def _versions(places: Mapping[str, Iterable[Specifier]]) -> dict[str, SpecifierSet]:
+    return {name: SpecifierSet(those) for name, those in places.items()}
 
 
 @dataclass
@@ -97,7 +105,7 @@ class Requirements:
     """Whether it names folders or pages of files, which are not read."""
     frozen: bool = True
     """Whether every line has the form that ``pip freeze`` writes."""
-    overrides: dict[str, list[str]] = field(default_factory=dict)
+    overrides: dict[str, list[Requirement]] = field(default_factory=dict)
     """By package, the requirements that replace what other packages need of it; none if it is left
     out."""
     python: str = ""
@@ -114,7 +122,7 @@ class Requirements:
     """The user's own projects, whose dependencies were read; no index is asked for them."""
 
     @cached_property
-    def places(self) -> Mapping[str, Mapping[str, str]]:
+    def places(self) -> Mapping[str, Mapping[Specifier, str]]:
         """Of each required package, its specifiers and those of constraints, with their places."""
         bounds = self.constraints.places
         return {n: {**those, **bounds.get(n, {})} for n, those in self.required.places.items()}
@@ -164,7 +172,7 @@ class _Reader:
     folders: list[_Project] = field(default_factory=list)
 
     def read(
-        self, source: PackageFile, chosen: tuple[str, ...] = (), *, constraint: bool = False
+        self, source: Declaration, chosen: tuple[str, ...] = (), *, constraint: bool = False
     ) -> None:
         file = Path(os.path.realpath(source.path))
         key = (file, chosen, constraint)
@@ -177,49 +185,56 @@ class _Reader:
         if not self.depth:
             self.root = project_of(file)
         self.depth += 1
-        for where, line in self._placed(source, chosen):
+        lines = source.lines(chosen)
+        self._note_project(source, chosen)
+        for where, line in lines:
+            role = Role.CONSTRAINT if constraint and line.role is Role.REQUIRED else line.role
             try:
-                self._take(line, file, where, constraint or isinstance(line, Constraint))
-            except (ValueError, OSError, RecursionError) as error:
-                raise UserError(f"{where}: '{short(line)}' is refused: {_why(error)}") from None
+                if line.refusal:
+                    raise ValueError(line.refusal)
+                for item in line.items:
+                    self._take(item, role, file, where)
+            except (ValueError, OSError) as error:
+                reason = f"'{short(line.text)}' is refused: {why(error)}"
+                raise UserError(f"{where}: {reason}") from None
         self.depth -= 1
 
-    def _placed(self, source: PackageFile, chosen: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        """The lines of a file, and where they are."""
-        if not isinstance(source, ProjectFile):
-            for number, line in lines.statements(source.text):
-                yield f"{source.name}, line {number}", line
-            return
-        lines_and_places = source.lines(chosen)
+    def _note_project(self, source: Declaration, chosen: tuple[str, ...]) -> None:
+        """Note what a project's file says of all of it."""
         content, declared = self.content, source.content
-        content.frozen, content.python = False, content.python or declared.python
+        content.frozen = content.frozen and declared.is_plain
+        content.python = content.python or declared.python
         if choices := source.choices(chosen):
             content.choices[source.name] = choices
         content.notes += declared.notes
-        for name, why in declared.unknown.items():
-            content.required.add_direct(name, Unknown(why), source.name)
-        yield from lines_and_places
 
-    def _take(self, line: str, file: Path, where: str, constraint: bool) -> None:
-        if len(line) > LONGEST:
-            raise ValueError(f"it has more than {LONGEST:,} characters")
-        if line != plain(line):
-            raise ValueError("it contains a control character")
-        if re.search(rf"\d{{{DIGITS}}}", line):
-            raise ValueError(f"it contains a number of {DIGITS} digits or more")
-        packages = self.content.constraints if constraint else self.content.required
-        if isinstance(line, Override):
-            self._note_override(Requirement(line))
-        elif comment := lines.FROZEN_EDITABLE.match(line):
-            name, version = canonicalize_name(comment[1], validate=True), comment[2]
-            packages.add_direct(name, described(version, EDITABLE), where)
-        elif line.startswith("-"):
-            self._option(line, file, where, constraint)
-        elif requirement := lines.requirement_in(line):
-            self._note(requirement, packages, where)
-        else:
-            self.content.frozen = False
-            self._note_address(line, file, where, packages)
+    def _take(self, item: Item, role: Role, file: Path, where: str) -> None:
+        """Note what a line names or sets."""
+        content = self.content
+        packages = content.constraints if role is Role.CONSTRAINT else content.required
+        match item:
+            case Requirement() if role in (Role.OVERRIDE, Role.LEFT_OUT):
+                others = content.overrides.setdefault(canonicalize_name(item.name), [])
+                if role is Role.OVERRIDE and (not item.marker or holds(item.marker)):
+                    others.append(item)
+            case Requirement():
+                self._note(item, packages, where)
+            case Address():
+                self._note_address(item, file, where, packages)
+            case Skipped():
+                packages.add_direct(item.name, Unknown(item.because), where)
+            case FrozenEditable():
+                packages.add_direct(item.name, described(item.version, EDITABLE), where)
+            case Include():
+                content.frozen = False
+                inside = source_of(read_file(self._inside(file, item.file)))
+                if not isinstance(inside, Declaration):
+                    raise ValueError("it lists all packages: give it alone")
+                self.read(inside, constraint=item.constraint or role is Role.CONSTRAINT)
+            case Option():
+                content.frozen = False
+                if item.name in WHERE:
+                    self._note_index(item)
 
     def _note(self, requirement: Requirement, packages: Named, where: str) -> None:
         """Note a requirement with a name."""
@@ -237,39 +252,30 @@ class _Reader:
                 package = Unknown(package.origin or WEB)
             packages.add_direct(name, package, where)
         else:
-            packages.add(name, map(str, requirement.specifier), where)
+            packages.add(name, requirement.specifier, where)
 
-    def _note_override(self, requirement: Requirement) -> None:
-        """Note an override if it holds here, or that there is one that does not."""
-        requirements = self.content.overrides.setdefault(canonicalize_name(requirement.name), [])
-        if not requirement.marker or holds(requirement.marker):
-            requirement.marker = None
-            requirements.append(str(requirement))
-
-    def _note_address(
-        self, line: str, file: Path, where: str, packages: Named, *, editable: bool = False
-    ) -> None:
+    def _note_address(self, item: Address, file: Path, where: str, packages: Named) -> None:
         """Note a path or an address; the folder of the file is the user's own project."""
-        address, extras, marker = lines.address_in(line)
-        if marker and not holds(marker):
+        address, folder = item.text, None
+        self.content.frozen = self.content.frozen and item.editable
+        if item.marker and not holds(item.marker):
             return
         if re.match(r"file:(?!//)", address):
             address = address.partition(":")[2]
-        folder = None
         if not re.match(r"[a-z+]+:", address):
-            self.content.frozen = self.content.frozen and os.path.isabs(
-                address
-            )  # pip freeze writes no other
+            if not os.path.isabs(address):  # pip freeze writes no such
+                self.content.frozen = False
             folder = self._folder(address, file)
             address = str(folder)
-        name, package = at_address(address, editable=editable)
+        name, package = at_address(address, editable=item.editable)
         is_own = folder in (file.parent, self.root)
         if name and not is_own:
             packages.add_direct(name, package, where)
         if packages is self.content.constraints:
             return
         if folder and (is_own or self._is_within(folder)):
-            self.folders.append(_Project(folder, extras, where, "" if is_own else name, package))
+            name = "" if is_own else name
+            self.folders.append(_Project(folder, item.extras, where, name, package))
         elif not name:
             self.content.unnamed.append(where)
 
@@ -294,13 +300,13 @@ class _Reader:
                 self._read_project(project, file)
             elif not project.name:
                 code = os.path.isfile(project.folder / "setup.py")
-                why = SETUP if code else "no file there declares them"
+                reason = SETUP if code else "no file there declares them"
                 self.content.notes.append(
-                    f"{project.where}: its dependencies were not read, and are unknown: {why}"
+                    f"{project.where}: its dependencies were not read, and are unknown: {reason}"
                 )
         self.depth -= 1
 
-    def _read_project(self, project: _Project, file: ProjectFile) -> None:
+    def _read_project(self, project: _Project, file: Declaration) -> None:
         extras = tuple(name for name in project.extras if file.declares([name]))
         for name in sorted(set(project.extras).difference(extras)):  # pip only warns
             self.content.notes.append(f"{project.where}: {file.name} declares nothing for [{name}]")
@@ -310,38 +316,16 @@ class _Reader:
             self.content.projects.add(name)
             self.content.required.add_direct(name, project.package, project.where)
 
-    def _option(self, line: str, file: Path, where: str, constraint: bool) -> None:
-        """Note what the options of a line say. A marker is no part of them, and has quotes."""
-        if ";" in line and (edited := re.match(r"(?:-e|--editable)[=\s]*", line)):
-            self._note_editable(line[edited.end() :], file, where, constraint)
-            return
-        words = deque(shlex.split(line))
-        while words:
-            option, value = lines.first_option(words)
-            if option in lines.EDIT:
-                self._note_editable(value, file, where, constraint)
-                continue
-            self.content.frozen = False
-            if option in lines.NESTED:
-                inside = parsed(read_file(self._inside(file, value)))
-                self.read(inside, constraint=constraint or lines.NESTED[option] == "-c")
-            elif option in lines.WHERE:
-                self._note_index(option, value)
-
-    def _note_editable(self, address: str, file: Path, where: str, constraint: bool) -> None:
-        packages = self.content.constraints if constraint else self.content.required
-        self._note_address(address, file, where, packages, editable=True)
-
-    def _note_index(self, option: str, value: str) -> None:
+    def _note_index(self, option: Option) -> None:
         """Note where to look up versions."""
-        value = lines.expanded(value)
-        if option == lines.NO_INDEX:
+        value = expanded(option.value)
+        if option.name == NO_INDEX:
             self.content.no_index = True
-        elif option in lines.LINKS:
+        elif option.name in LINKS:
             self.content.links = True
         elif not re.match(r"https?://", value):
             raise ValueError("an index is read over https:// or http://")
-        elif option == lines.MORE:
+        elif option.name == MORE:
             self.content.more_indices.append(value)
         else:
             self.content.main_index = value
@@ -361,13 +345,6 @@ class _Reader:
         return path
 
 
-def _why(error: BaseException) -> str:
-    """Explain in a short line why a line is refused; packaging's own message is a drawing."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return short(getattr(error, "strerror", None) or str(error), 200)
-
-
 def exact(name: str, content: Requirements) -> Installed | None:
     """The one release of a package that requirements name; None if they name no single one.
 
@@ -385,7 +362,7 @@ def exact(name: str, content: Requirements) -> Installed | None:
     return described(min(fits)) if equal else None
 
 
-def read(sources: Iterable[PackageFile]) -> Requirements:
+def read(sources: Iterable[Declaration]) -> Requirements:
     """Read files, and the files that they include, together as pip does.
 
     Raises UserError, with the line, for a line that names neither a package nor where one is.

@@ -42,7 +42,7 @@ def resolve(content: Requirements, our_packages: Collection[str], day: str = "")
         sorted(our_packages),
         {name: package.version for name, package in content.direct.items()},
         [sorted(content.projects), content.indices, content.links],
-        content.places,
+        {name: [*map(str, those)] for name, those in content.places.items()},
     ]
     resolution = resolution_store.read(key)
     if resolution is None:

@@ -1,4 +1,4 @@
-"""What a project's file declares, in sections: what is always installed, extras and groups.
+"""What a file declares, in sections: what is always installed, extras and groups.
 
 A section may include others; a section that several include is read once.
 """
@@ -7,34 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 
 from packaging.utils import canonicalize_name
 
-
-class Option(str):
-    """A line with an option of pip, such as ``-r base.txt``, that a project's file stands for."""
-
-    __slots__ = ()
+from harness.check.requirement_lines import Line
 
 
-class Constraint(str):
-    """A line that only says which version a package has if something needs it."""
-
-    __slots__ = ()
-
-
-class Override(str):
-    """A line that replaces what every package needs of a package. If no such line holds here, the
-    package is left out: something else than this file installs it."""
-
-    __slots__ = ()
-
-
-class Part(str):
+@dataclass(frozen=True)
+class Part:
     """A reference to another section, whose lines belong here."""
 
-    __slots__ = ()
+    where: str
 
 
 @dataclass
@@ -45,7 +28,7 @@ class Section:
     """Of the extra or the group; empty for what is always installed."""
     where: str
     """``project.optional-dependencies.train``; no two sections have the same."""
-    lines: list[str] = field(default_factory=list)
+    lines: list[Line | Part] = field(default_factory=list)
 
 
 @dataclass
@@ -58,10 +41,10 @@ class Content:
     """The Pythons that it is for, ``>=3.10``; empty if it does not say."""
     notes: list[str] = field(default_factory=list)
     """What the user should know of how it was read."""
-    unknown: dict[str, str] = field(default_factory=dict)
-    """The packages whose versions could not be read, and why."""
+    is_plain: bool = False
+    """Whether it is a requirements file, which may be empty, and which ``pip freeze`` may write."""
 
-    def add(self, name: str, where: str, lines: Iterable[str]) -> None:
+    def add(self, name: str, where: str, lines: Iterable[Line | Part] = ()) -> None:
         self.sections.setdefault(where, Section(name, where)).lines.extend(lines)
 
     def parts(self, *kinds: str) -> dict[str, list[Part]]:
@@ -72,38 +55,29 @@ class Content:
                 by_key.setdefault(key(section.name), []).append(Part(section.where))
         return by_key
 
-    def refuse_circles(self, kind: str) -> None:
-        """Raise ValueError if a section of a kind includes itself."""
-        graph = {
-            section.where: [line for line in section.lines if isinstance(line, Part)]
-            for section in self.sections.values()
-            if section.where.startswith(f"{kind}.")
-        }
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError as error:
-            raise ValueError(f"{error.args[1][0]} includes itself") from None
+    def names(self) -> Sequence[str]:
+        """The extras and groups."""
+        return sorted({section.name for section in self.sections.values() if section.name})
 
-    def lines(self, chosen: Iterable[Section]) -> Iterator[tuple[str, str]]:
-        """The place and the text of each line in these sections; a section counts once."""
-        included_parts: set[str] = set()
-        stack = [("", iter([Part(section.where) for section in chosen]))]
+    def lines(self, chosen: Iterable[str]) -> Iterator[tuple[str, Line]]:
+        """Where each line is, of what is always installed and of the chosen extras and groups. A
+        section counts once."""
+        keys, seen = {"", *map(key, chosen)}, set[Part]()
+        selection = [s.where for s in self.sections.values() if key(s.name) in keys]
+        start: list[Line | Part] = [*map(Part, selection)]
+        stack = [("", iter(start))]
         while stack:
             where, lines = stack[-1]
             line = next(lines, None)
             if line is None:
                 stack.pop()
-            elif not isinstance(line, Part):
+            elif isinstance(line, Line):
                 yield where, line
-            elif line not in included_parts:
-                included_parts.add(line)
-                stack.append((line, iter(self.sections[line].lines)))  # type: ignore[arg-type]
+            elif line not in seen:
+                seen.add(line)
+                stack.append((line.where, iter(self.sections[line.where].lines)))
 
 
 def key(name: str) -> str:
     """The form in which names of extras and groups are compared."""
     return canonicalize_name(name) if name else ""
-
-
-def names(sections: Iterable[Section]) -> Sequence[str]:
-    return sorted({section.name for section in sections if section.name})

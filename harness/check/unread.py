@@ -3,9 +3,7 @@ instead."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FREEZE = "'pip freeze | distributed-bugs check -r -'"
@@ -80,14 +78,6 @@ def by_name(name: str) -> str:
     return next((why for pattern, why in NAMES if re.fullmatch(pattern, lower)), "")
 
 
-def in_folder(folder: Path) -> Iterator[str]:
-    """What to do instead of reading the files of a folder that only have other forms."""
-    for entry in _entries(str(folder)):
-        for pattern, why in IN_FOLDER:
-            if re.fullmatch(pattern, entry.name.lower()) and entry.is_file():
-                yield why
-
-
 def by_text(path: Path, text: str) -> str:
     """What to do instead of reading this text; empty for a text to read."""
     start = text[:10_000]
@@ -95,63 +85,3 @@ def by_text(path: Path, text: str) -> str:
     if is_yaml and re.search(JOBS, start, re.M) and not re.search(DECLARES, text, re.M):
         return COMMANDS
     return next((why for pattern, why in TEXTS if re.match(pattern, start)), "")
-
-
-HIDDEN = {
-    *("node_modules", "site-packages", "vendor", "third_party", "third-party", "external"),
-    *("submodules", "build", "dist", "venv", "env", "tests", "test"),
-}
-"""Folders with other people's code, and with what is no project of the user's."""
-MOST = 2_000
-"""Entries of folders that are looked at."""
-SHOWN = 3
-"""Folders that are named."""
-
-
-def folders_with(folder: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
-    """The folders below, at most two levels deep, that have a file with one of these names, and
-    the first of these names. Links are not followed, and hidden folders are left out."""
-    entries = (entry for entry in _below(folder, 2) if entry.is_file(follow_symlinks=False))
-    files: dict[Path, list[str]] = {}
-    for entry in entries:
-        if entry.name in names:
-            files.setdefault(Path(entry.path).parent, []).append(entry.name)
-    return [(path, min(those, key=names.index)) for path, those in sorted(files.items())]
-
-
-def _below(folder: Path, levels: int) -> Iterator[os.DirEntry[str]]:
-    """The entries of the folders below, of the nearest first."""
-    folders, count = [str(folder)], 0
-    for _ in range(levels):
-        folders = [path for above in folders for path in _folders(above)]
-        for path in folders:
-            for entry in _entries(path):
-                yield entry
-                if (count := count + 1) == MOST:
-                    return
-
-
-def _folders(path: str) -> list[str]:
-    entries = (entry for entry in _entries(path) if entry.is_dir(follow_symlinks=False))
-    return [
-        entry.path
-        for entry in entries
-        if not entry.name.startswith(".") and entry.name.lower() not in HIDDEN
-    ]
-
-
-def _entries(path: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder; none if it may not be read."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return []
-
-
-def named(folders: Sequence[tuple[Path, str]]) -> str:
-    """The first of these folders, and their files: ``backend has uv.lock (-r backend)``."""
-    texts = [f"{path} has {file}" for path, file in folders[:SHOWN]]
-    if more := len(folders) - SHOWN:
-        texts += [f"{more} more folders have such files"] if more > 0 else []
-    return f"{', '.join(texts)}: -r {folders[0][0]}" if folders else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import requirements, resolver
+from harness.check.formats import source_of
 from harness.check.installed import Installed
 from harness.check.source import read_file
 from harness.system.errors import UserError
@@ -31,9 +32,14 @@ def known(served: type[Handler]) -> None:
     )
 
 
+def content_of(*files: Path) -> requirements.Requirements:
+    """What files require."""
+    return requirements.read([source_of(read_file(file)) for file in files])  # type: ignore[misc]
+
+
 def required(file: Path, names: Iterable[str]) -> dict[str, str]:
     """The version that a file selects of each of these packages."""
-    content = requirements.read([read_file(file)])
+    content = content_of(file)
     packages = {name: chosen(name, content) for name in names}
     return {name: package.version for name, package in packages.items() if package}
 
@@ -58,4 +64,4 @@ def check_refused(file: Path, text: str, message: str) -> None:
 
 
 def selected(*files: Path) -> Installed | None:
-    return chosen("up", requirements.read(map(read_file, files)))
+    return chosen("up", content_of(*files))

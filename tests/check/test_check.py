@@ -276,7 +276,7 @@ def test_a_report_replaces_no_file_that_is_read_and_no_other_report(
         ("loop", "Too many levels of symbolic links"),
         ("a\0b", "null byte"),
         ("", "-r names no file"),
-        ("requirements.txt[a]", "requirements.txt has no extras or groups: leave [a] out"),
+        ("requirements.txt[a]", "requirements.txt has no extra or group a; it has: none"),
         ("uv.lock[a,b]", "uv.lock has no extras or groups: leave [a,b] out"),
     ],
     ids=lambda text: text[:12],

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, requirements
+from harness.check import environment
 from harness.check.installed import Unknown
-from harness.check.source import read_file
-from tests.check.requirement_files import check_refused, file, known, required, selected
+from tests.check.requirement_files import check_refused, content_of, file, known, required, selected
 from tests.index import served
 
 __all__ = ["file", "known", "served"]
@@ -62,7 +61,7 @@ def test_what_the_users_own_project_needs_is_read(
     (file.parent / "setup.py").write_text("raise RuntimeError")
     file.write_text(f"numpy\n{line}\n")
     assert required(file, ["up", "down"]) == releases
-    notes = requirements.read([read_file(file)]).notes
+    notes = content_of(file).notes
     assert [note.rpartition(" ")[2] for note in notes] == ["[nope]"] * ("nope" in line)
 
 
@@ -95,7 +94,7 @@ def test_a_package_in_the_project_is_read_as_well(file: Path) -> None:
     (file.parent / "sub" / "pyproject.toml").write_text(OURS)
     (file.parent / ".git").mkdir()
     file.write_text("-e ./sub\n")
-    content = requirements.read([read_file(file)])
+    content = content_of(file)
     assert required(file, ["up"]) == {"up": "4.37.2"}
     assert content.projects == {"sub"}
     assert content.direct["sub"].origin == "an editable install"
@@ -147,7 +146,7 @@ def test_what_a_project_needs_is_read_or_a_note_says_that_it_was_not(
     for name, text in files.items():
         (file.parent / name).write_text(text)
     file.write_text("numpy\n-e .\n")
-    content = requirements.read([read_file(file)])
+    content = content_of(file)
     notes = " ".join(content.notes)
     assert required(file, ["up"]) == releases
     assert note in notes
@@ -170,7 +169,7 @@ def test_a_damaged_pyproject_of_the_users_own_is_refused(file: Path, text: str) 
 def test_the_output_of_pip_freeze_has_what_the_own_project_needs(file: Path) -> None:
     (file.parent / "pyproject.toml").write_text(OURS)
     file.write_text(f"# Editable Git install with no remote (mine==0.1)\n-e {file.parent}\nup==4\n")
-    content = requirements.read([read_file(file)])
+    content = content_of(file)
     assert content.frozen
     assert str(content.versions["up"]) == "==4"
 

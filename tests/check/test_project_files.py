@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, requirements, source
+from harness.check import environment
 from harness.system.errors import UserError
+from tests.check.requirement_files import content_of
 from tests.check.test_pyproject import lines
 
 SETUP = """
@@ -48,7 +49,6 @@ def test_setuptools_files_are_read(tmp_path: Path) -> None:
     [
         ("pyproject.toml", "[project", "is not valid TOML"),
         ("pyproject.toml", "[tool.ruff]", "names no dependencies"),
-        ("pyproject.toml", "[dependency-groups]\na = [{include-group='a'}]", "includes itself"),
         ("setup.cfg", "install_requires", "is not valid INI: File contains no section headers"),
         ("environment.yml", "a: [", "is not valid YAML"),
         ("environment.yml", "dependencies:", "names no dependencies"),
@@ -207,10 +207,10 @@ def test_a_file_may_include_others_of_its_project(tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret==1.0\n")
     inner = tmp_path / "project" / "requirements" / "dev.txt"
     inner.write_text("-r ../base.txt\n")
-    assert str(requirements.read([source.read(str(inner))]).versions["up"]) == "==1.0"
+    assert str(content_of(inner).versions["up"]) == "==1.0"
     inner.write_text("-r ../../secret.txt\n")
     with pytest.raises(UserError, match=r"it is outside of .*/project: .* give both files with -r"):
-        requirements.read([source.read(str(inner))])
+        content_of(inner)
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "uv.lock", "pyproject.toml", "setup.cfg"])

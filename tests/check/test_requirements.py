@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment, project_folders, requirements, synonyms
-from harness.check.formats import Lock
+from harness.check.formats import Listing
 from harness.check.installed import Exact, NewestOf
 from harness.check.source import read_file
 from harness.system.errors import UserError
 from harness.system.text import warn_once
-from tests.check.requirement_files import check_refused, file, known, required, selected
+from tests.check.requirement_files import check_refused, content_of, file, known, required, selected
 from tests.index import Handler, page, served
 from tests.index import file as file_of
 from tests.sandbox import refused
@@ -257,7 +257,7 @@ def test_an_archive_is_named_by_its_repository_and_a_tag_is_no_version(
     file: Path, line: str
 ) -> None:
     file.write_text(line)
-    content = requirements.read([read_file(file)])
+    content = content_of(file)
     assert list(content.direct) == ["up"]
     assert content.direct["up"].version == ""
     assert content.direct["up"].origin in ("a file from the web", "a local file")
@@ -275,7 +275,7 @@ def test_an_archive_is_named_by_its_repository_and_a_tag_is_no_version(
 )
 def test_a_file_named_as_the_package_is_has_a_version(file: Path, line: str) -> None:
     file.write_text(line)
-    content = requirements.read([read_file(file)])
+    content = content_of(file)
     assert {name: package.version for name, package in content.direct.items()} == {"up": "4.36.2"}
 
 
@@ -287,7 +287,7 @@ def test_a_repository_may_have_another_name_than_its_package(
     file: Path, repository: str, name: str
 ) -> None:
     file.write_text(f"git+https://host/{repository}@main\n")
-    assert list(requirements.read([read_file(file)]).direct) == [name]
+    assert list(content_of(file).direct) == [name]
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_a_long_file_is_read_in_linear_time(tmp_path: Path, name: str) -> None:
         started = time.process_time()
         with suppress(UserError):
             file, _ = project_folders.opened(str(path))
-            file.entries() if isinstance(file, Lock) else requirements.read([file])
+            file.packages() if isinstance(file, Listing) else requirements.read([file])
         return time.process_time() - started
 
     short = min(seconds(500) for _ in range(3))

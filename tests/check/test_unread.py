@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import requirements, source
 from harness.check.environment import of_files
 from harness.system.errors import UserError
 from tests.check.published import published, starts
+from tests.check.requirement_files import content_of
 from tests.index import Handler, served
 
 __all__ = ["published", "served", "starts"]
@@ -137,4 +137,4 @@ def test_what_a_package_from_git_needs_has_the_true_reason(published: type[Handl
 
 def test_a_comment_at_the_beginning_is_no_command() -> None:
     Path("requirements.txt").write_text("#!pinned\nup==1.0\n")
-    assert "up" in requirements.read([source.read("requirements.txt")]).versions
+    assert "up" in content_of(Path("requirements.txt")).versions
