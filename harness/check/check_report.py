@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-
-from rich.console import Console
 
 from harness.bugs import catalog
 from harness.check.bug_status import RAN, THERE, BugStatus, Checked, advice
@@ -165,78 +163,48 @@ Line = tuple[str, str | None]
 """A line of the report, and its style."""
 
 
-def print_text(console: Console, report: Report, *, long: bool = False) -> None:
-    """Print the report for people; ``long`` prints every bug in full."""
-    for line, style in text_lines(report, long=long):
-        console.print(line, style=style)
+def text_lines(report: Report, *, long: bool = False) -> list[Line]:
+    """The report for people: the number of bugs, then each bug that affects the user, then one line
+    for each other bug; ``long`` has every bug in full. The most damaging bugs come first. A line
+    break inside a name does not start a new line."""
+    lines: list[Line] = []
 
+    def add(*texts: str, style: str | None = None) -> None:
+        lines.extend((unbroken(text), style) for text in texts)
 
-def text_lines(report: Report, *, long: bool = False) -> Iterator[Line]:
-    """The number of bugs, then each bug that affects the user, then one line for each other bug.
-    The most damaging bugs come first. A line break inside a name does not start a new line."""
-    parts = (
-        _plain(*releases_of(report.environment)),
-        _plain(*(f"  {note}" for note in report.environment_notes)),
-        [("", None), (report.headline(), "bold")],
-        _in_groups(report) if long else _briefly(report),
-        _endings(report),
-    )
-    return ((unbroken(line), style) for part in parts for line, style in part)
+    def head(text: str, style: str = "bold") -> None:
+        add("")
+        add(text, style=style)
 
-
-def _plain(*lines: str) -> Iterator[Line]:
-    return ((line, None) for line in lines)
-
-
-def _heading(text: str, style: str = "bold") -> list[Line]:
-    return [("", None), (text, style)]
-
-
-def _endings(report: Report) -> Iterator[Line]:
-    if report.settings is None and any(map(report.needs_settings, report.open_bugs)):
-        yield from _plain("", NO_SETTINGS)
-    for refusal in report.refusals:
-        yield from _plain("", refusal)
-    if report.accepted_bugs:
-        yield from _heading("ACCEPTED")
-    for checked in report.accepted_bugs:
-        words = report.in_words(checked)
-        yield from _plain(f"{checked.scenario} ({words}): {checked.accepted}")
-    for note in report.notes:
-        yield from _heading(note, "yellow")
-    for release in report.advice:
-        yield from _plain("", str(release))
-    if report.models:
-        yield from _plain("", "MODELS", *(f"  {model}" for model in report.models))
-    yield from _plain("", report.summary())
-
-
-def _in_groups(report: Report) -> Iterator[Line]:
+    add(*releases_of(report.environment), *(f"  {note}" for note in report.environment_notes))
+    head(report.headline())
     for words, heading in HEADINGS.items():
         group = [checked for checked in report.bugs if report.in_words(checked) == words]
-        if group:
-            yield from _heading(heading, STYLES.get(words, "bold"))
+        is_brief = words != AFFECTS and not long
+        if not group or (is_brief and words not in (DEPENDS, BugStatus.UNKNOWN)):
+            continue
+        if is_brief or long:
+            head(heading, STYLES.get(words, "bold"))
         for checked in group:
-            yield from _plain(*_whole(checked))
-
-
-def _briefly(report: Report) -> Iterator[Line]:
-    conditional_bugs = [c for c in report.open_bugs if report.needs_settings(c)]
-    unknown = [c for c in report.open_bugs if c.status is BugStatus.UNKNOWN]
-    for checked in report.open_bugs:
-        if checked not in conditional_bugs and checked not in unknown:
-            yield from _plain(*_whole(checked))
-    if conditional_bugs:
-        yield from _heading(HEADINGS[DEPENDS], STYLES[DEPENDS])
-    for checked in conditional_bugs:
-        scenario = catalog.scenario(checked.scenario)
-        yield from _plain(f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}")
-    if unknown:
-        yield from _heading(HEADINGS[BugStatus.UNKNOWN])
-    for checked in unknown:
-        yield from _plain(f"  {checked.scenario}: {short(checked.why, LONGEST)}")
-    if conditional_bugs or unknown:
-        yield from _plain("", as_typed(MORE))
+            add(*([_brief(checked)] if is_brief else _whole(checked)))
+    if not long and any(report.in_words(c) in (DEPENDS, BugStatus.UNKNOWN) for c in report.bugs):
+        add("", as_typed(MORE))
+    if report.settings is None and any(map(report.needs_settings, report.open_bugs)):
+        add("", NO_SETTINGS)
+    for refusal in report.refusals:
+        add("", refusal)
+    if report.accepted_bugs:
+        head("ACCEPTED")
+    for checked in report.accepted_bugs:
+        add(f"{checked.scenario} ({report.in_words(checked)}): {checked.accepted}")
+    for note in report.notes:
+        head(note, "yellow")
+    for release in report.advice:
+        add("", str(release))
+    if report.models:
+        add("", "MODELS", *(f"  {model}" for model in report.models))
+    add("", report.summary())
+    return lines
 
 
 def _verb(number: int, verb: str) -> str:
@@ -264,6 +232,14 @@ def _versions(package: Installed) -> str:
     if others := len(versions) - len(candidates):
         candidates.append(f"one of {others:,} others")
     return " or ".join(candidates) or package.version or "?"
+
+
+def _brief(checked: Checked) -> str:
+    """The line about a bug that is unknown, or that depends on settings."""
+    scenario = catalog.scenario(checked.scenario)
+    if checked.status is BugStatus.UNKNOWN:
+        return f"  {checked.scenario}: {short(checked.why, LONGEST)}"
+    return f"  {checked.scenario} ({scenario.harm}): only with {scenario.trigger}"
 
 
 def _whole(checked: Checked) -> list[str]:

@@ -29,8 +29,6 @@ LONGEST = 1000
 
 FILE = re.compile(r"(?:.*/)?([^/]+)-([^/-]+)-[^/-]+\.(?:tar\.bz2|conda)(?:#.*)?")
 """The address of a package: it names a version and a build."""
-BRACKETS = re.compile(r"\[([^\[\]]*)\]\s*$")
-FIELD = re.compile(r"""\s*(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^,'"]*?))\s*(?:,|$)""")
 BUILD = re.compile(r"(.+?)(?:(?<![=!|,<>~])[ =]([^-=,|<>~ ]+))?")
 """A version and a build, ``1.2=py_0`` or ``>=1,<2 py_0``."""
 
@@ -75,42 +73,22 @@ def match_spec(text: str) -> MatchSpec:
     spec = re.sub(r"(^|\s)#.*", "", text).strip()
     if (file := FILE.fullmatch(spec)) is not None:
         return MatchSpec(_name(file[1]), f"=={file[2]}")
-    fields: dict[str, str] = {}
-    while (brackets := BRACKETS.search(spec)) is not None:
-        fields = {**_fields(brackets[1]), **fields}
-        spec = spec[: brackets.start()].rstrip()
     match = re.fullmatch(r"([\w.-]+)\s*((?:[<>=!~*\d^].*)?)", _without_channel(spec))
-    name, suffix = (match[1], match[2]) if match else (fields.get("name", ""), "")
-    if not name or (spec and not match):
+    if match is None or "[" in spec:
         raise ValueError("it is no package with a version, as conda names it")
-    version, build = _version(suffix)
-    version = fields.get("version", version).strip()
+    text = re.sub(r" ?([,|]) ?", r"\1", " ".join(match[2].split()))  # spaces around operators
+    text = re.sub(r"([<>=!~]) ", r"\1", text)
+    parts = BUILD.fullmatch(text)
+    version, build = (parts[1], parts[2]) if parts else (text, None)
     fuzzy = version.startswith("=") and not version.startswith("==")
-    return MatchSpec(_name(name), version.lstrip("=") if fuzzy else version, fuzzy and not build)
+    return MatchSpec(
+        _name(match[1]), version.lstrip("=") if fuzzy else version, fuzzy and not build
+    )
 
 
 def _without_channel(spec: str) -> str:
     """A spec without its channel, ``conda-forge/linux-64::`` or ``https://host/channel::``."""
     return spec.rpartition(":")[2].strip()
-
-
-def _fields(text: str) -> dict[str, str]:
-    """The content of brackets: ``version='2.1.*', build=py_0``."""
-    fields, position = {}, 0
-    while position < len(text):
-        if (field := FIELD.match(text, position)) is None or field.end() == position:
-            raise ValueError(f"[{short(text)}] has no names with values")
-        fields[field[1]] = next(filter(None, field.groups()[1:]), "")
-        position = field.end()
-    return fields
-
-
-def _version(text: str) -> tuple[str, str]:
-    """The version and the build after a name; spaces may be around operators."""
-    text = re.sub(r" ?([,|]) ?", r"\1", " ".join(text.split()))
-    text = re.sub(r"([<>=!~]) ", r"\1", text)
-    match = BUILD.fullmatch(text)
-    return (match[1], match[2] or "") if match else (text, "")
 
 
 def _name(text: str) -> str:
@@ -154,6 +132,9 @@ def read(document: Any, file: str) -> Content:
         else:
             torch = specifier if spec.name == "torch" else torch
             content.add("", WHERE, [parsed(f"{spec.name}{specifier}")])
+            if "|" in spec.version:
+                where = f"{file}, {WHERE}: '{short(text)}'"
+                content.notes.append(f"{where}: which of the alternatives is left open")
     bound = _bound_of(cuda) if cuda is not None and torch is not None else ""
     if bound and not is_impossible(SpecifierSet(f"{torch},{bound}")):
         content.add("", WHERE, [parsed(f"torch{bound}", Role.CONSTRAINT)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from packaging.utils import InvalidName, canonicalize_name
@@ -42,49 +42,51 @@ def is_lock(text: str) -> bool:
     return any(tables <= keys for tables in TABLES)
 
 
+Entry = tuple[str, str, str, str, bool]
+"""The platform, name, version and address of a package, and whether pip installs it."""
+
+
 def read(content: Any, file: str) -> Packages:
     """The packages in conda-lock.yml or pixi.lock. Raises ValueError for another content."""
     document = as_table(content, "it")
-    version = document.get("version", 1)
-    if "package" in document:
-        refuse_unknown_version(file, "conda-lock.yml", version, *CONDA_LOCK)
-        return _of_conda_lock(document)
-    refuse_unknown_version(file, "pixi.lock", version, *PIXI)
-    return _of_pixi(document)
+    is_pixi = "package" not in document
+    kind, versions = ("pixi.lock", PIXI) if is_pixi else ("conda-lock.yml", CONDA_LOCK)
+    refuse_unknown_version(file, kind, document.get("version", 1), *versions)
+    entries = list(_of_pixi(document) if is_pixi else _of_conda_lock(document))
+    platforms = [entry[0] for entry in entries]
+    ours = PLATFORMS.get((sys.platform, platform.machine()), USUAL)
+    chosen = next((name for name in (ours, USUAL, *platforms) if name in platforms), "")
+    for entry in entries:
+        if entry[0] == chosen:
+            yield from _package(*entry)
 
 
-def _of_conda_lock(document: Mapping[str, Any]) -> Packages:
-    """The packages in conda-lock.yml."""
-    tables = [
-        as_table(entry, f"package {number}")
-        for number, entry in enumerate(as_list(document.get("package"), "package"), start=1)
-    ]
-    chosen = _platform(_text(table, "platform") for table in tables)
-    for table in tables:
-        if _text(table, "platform") == chosen:
-            name, version = _text(table, "name"), _text(table, "version")
-            by_pip = _text(table, "manager") == "pip"
-            yield from _listed(name, version, _text(table, "url"), by_pip=by_pip)
+def _of_conda_lock(document: Mapping[str, Any]) -> Iterator[Entry]:
+    for number, entry in enumerate(as_list(document.get("package"), "package"), start=1):
+        table = as_table(entry, f"package {number}")
+        system, name, version, url = (
+            _text(table, key) for key in ("platform", "name", "version", "url")
+        )
+        yield system, name, version, url, _text(table, "manager") == "pip"
 
 
-def _of_pixi(document: Mapping[str, Any]) -> Packages:
-    """The packages in pixi.lock."""
+def _of_pixi(document: Mapping[str, Any]) -> Iterator[Entry]:
     tables = {}
     for number, entry in enumerate(as_list(document.get("packages"), "packages"), start=1):
         table = as_table(entry, f"package {number}")
         tables[_place(table) or _text(table, "url") or _text(table, "path")] = table
-    environments = table_at(document, "environments").items()
-    lists = [as_table(as_table(e, n).get("packages"), f"packages of {n}") for n, e in environments]
-    chosen = _platform(name for each in lists for name in each)
-    for each in lists:
-        for entry in as_list(each.get(chosen), f"packages of {chosen}"):
-            reference = as_table(entry, f"an entry of {chosen}")
-            place = _place(reference)
-            table = tables.get(place, {})
-            name, version = _text(table, "name"), _text(table, "version")
-            if not name and (file := FILE.fullmatch(place)):
-                name, version = file[1], file[2]
-            yield from _listed(name, version, place, by_pip="pypi" in reference)
+    for environment, content in table_at(document, "environments").items():
+        where = f"packages of {environment}"
+        packages = as_table(as_table(content, environment).get("packages"), where)
+        for system, entries in packages.items():
+            for entry in as_list(entries, f"packages of {system}"):
+                reference = as_table(entry, f"an entry of {system}")
+                place = _place(reference)
+                table = tables.get(place, {})
+                name, version = _text(table, "name"), _text(table, "version")
+                if not name and (file := FILE.fullmatch(place)):
+                    name, version = file[1], file[2]
+                yield system, name, version, place, "pypi" in reference
 
 
 def _place(table: Mapping[str, Any]) -> str:
@@ -92,8 +94,8 @@ def _place(table: Mapping[str, Any]) -> str:
     return _text(table, "conda") or _text(table, "pypi")
 
 
-def _listed(name: str, version: str, place: str, *, by_pip: bool) -> Packages:
-    """An entry, under the name that pip has; none for what is no package of Python's."""
+def _package(_: str, name: str, version: str, place: str, by_pip: bool) -> Packages:
+    """A package, under the name that pip has; none for what is no package of Python's."""
     try:
         canonical = str(canonicalize_name(name, validate=True))
     except InvalidName:
@@ -108,13 +110,6 @@ def _listed(name: str, version: str, place: str, *, by_pip: bool) -> Packages:
     else:
         package = described(version or at_address(place)[1].version)
     yield canonical, package
-
-
-def _platform(names: Iterable[str]) -> str:
-    """The platform of this machine, otherwise the usual one, otherwise the first one."""
-    choices = list(dict.fromkeys(names))
-    ours = PLATFORMS.get((sys.platform, platform.machine()), USUAL)
-    return next((name for name in (ours, USUAL, *choices) if name in choices), "")
 
 
 def _text(table: Mapping[str, Any], key: str) -> str:

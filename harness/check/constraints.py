@@ -1,7 +1,6 @@
 """The versions that Poetry and conda write, as pip's specifiers.
 
-Both have alternatives, ``^1.2 || ^2.0``. pip has none, so they are not read: which one is installed
-is not known.
+Both have alternatives, ``^1.2 || ^2.0``. pip has none, so the newest one counts.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from collections.abc import Sequence
 
 from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import Version
@@ -20,16 +20,19 @@ LONGEST = 200
 """Characters of a bound; no version has so many."""
 
 
-class Alternatives(ValueError):
-    """A constraint with alternatives."""
-
-
 def of_poetry(constraint: str) -> str:
     """A specifier: ``^1.2`` is ``>=1.2,<2``. Raises ValueError for a text that is no constraint."""
-    choices = [_of_poetry(alternative) for alternative in _alternatives(constraint)]
-    if len(choices) > 1:
-        raise Alternatives(f"which of the alternatives '{short(constraint)}' is left open")
-    return choices[0]
+    return _newest([_of_poetry(alternative) for alternative in _alternatives(constraint)])
+
+
+def _newest(specifiers: Sequence[str]) -> str:
+    """The specifier that names the newest version, or any."""
+
+    def newest(specifiers: str) -> Version:
+        versions = [one.version.removesuffix(".*") for one in SpecifierSet(specifiers)]
+        return max(map(Version, versions), default=Version("1!0"))
+
+    return max(specifiers, key=newest) if len(specifiers) > 1 else specifiers[0]
 
 
 def python_of_poetry(constraint: str) -> str:
@@ -100,10 +103,11 @@ def _of_poetry(alternative: str) -> str:
 def of_conda(version: str, *, fuzzy: bool = False) -> str:
     """A specifier; ``fuzzy`` if ``=`` came before it. Raises ValueError for a text that is not a
     version."""
-    if "|" in version:
-        raise Alternatives("which of the alternatives is left open")
-    bounds = (_conda(part, "=" if fuzzy else "") for part in version.split(","))
-    return ",".join(filter(None, bounds))
+    alternatives = [
+        [_conda(part, "=" if fuzzy else "") for part in alternative.split(",")]
+        for alternative in version.split("|")
+    ]
+    return _newest([",".join(filter(None, bounds)) for bounds in alternatives])
 
 
 def _conda(part: str, default: str) -> str:

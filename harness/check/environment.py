@@ -25,7 +25,7 @@ from harness.check.installed import (
     merged,
     recorded,
 )
-from harness.check.requirements import Requirements
+from harness.check.project_folders import Opened
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
 from harness.check.source import INPUTS, MAPPING, STDIN
@@ -159,45 +159,51 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     be read or that contradict each other, and Inconclusive for a lock file of an unknown version.
     """
     all_names, files = _all_names(names), list(dict.fromkeys(files))
-    opened = [_opened(file) for file in files]
-    notes = [*(note for _, note in opened), *map(project_folders.locks_below, files)]
-    notes = [*filter(None, notes)]
-    names_of_files = [file.name for file, _ in opened]
-    where = " and ".join(names_of_files)
+    opened = list(map(_opened, files))
+    sources = [one.source for one in opened]
+    where = " and ".join(source.name for source in sources)
     day_notes = [f"--as-of has no effect: {where} lists every release"] if day else []
-    first_file = next((name for name in names_of_files if name not in INPUTS.values()), "")
+    below = [note for note in map(project_folders.locks_below, files) if note]
+    first_file = next((one.name for one in sources if one.name not in INPUTS.values()), "")
     stack = Environment({}, where, complete=True, file=first_file)
-    declarations = [file for file, _ in opened if isinstance(file, Declaration)]
-    for listing in (file for file, _ in opened if isinstance(file, Listing)):
-        if len(opened) > 1:
+    for listing in (one for one in sources if isinstance(one, Listing)):
+        if len(sources) > 1:
             raise UserError(f"{listing.name} lists all packages: give it alone")
         entries = listing.packages()
         packages = merged(_listed(listing, entries, all_names))
         libraries = _unrecorded(name for name, _ in entries)
-        notes = [*_of_unknown_origin(packages), *libraries, *notes, *day_notes]
-        return replace(stack, packages=packages, notes=tuple(notes))
-    content = requirements.read(declarations)
-    notes = [_still_true(note, content) for note in notes]
-    notes += (
-        f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
-        for file, choices in content.choices.items()
-    )
-    notes += content.notes
+        notes = [*_of_unknown_origin(packages), *libraries, opened[0].note(), *below, *day_notes]
+        return replace(stack, packages=packages, notes=tuple(filter(None, notes)))
+    content = requirements.read(one for one in sources if isinstance(one, Declaration))
     complete = content.frozen and bool(content.places) and where in FEW
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
     resolution = Resolution() if complete else resolve(content, all_names, day)
-    is_doubtful = complete and len({*content.versions, *content.direct}) < FEWEST
-    remarks = [*([FEW[where]] if is_doubtful else []), *resolution.notes]
-    remarks += [*(day_notes if complete else []), *_unnamed(content.unnamed)]
     packages = merged({**resolution.packages, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
-    unknown = {name: package for name, package in packages.items() if name in others}
-    libraries = _unrecorded([*content.versions, *content.direct])
+    names_read = {file.name for file in content.files}
+    notes = [
+        *_of_unknown_origin({n: package for n, package in packages.items() if n in others}),
+        *_unrecorded([*content.versions, *content.direct]),
+        FEW[where] if complete and len({*content.versions, *content.direct}) < FEWEST else "",
+        *resolution.notes,
+        *(day_notes if complete else []),
+        *(f"{place}: it does not show which package is there" for place in content.unnamed[:SHOWN]),
+        f"{count(len(content.unnamed) - SHOWN, 'more line')} of this kind"
+        if len(content.unnamed) > SHOWN
+        else "",
+        *(one.note(names_read) for one in opened),
+        *below,
+        *(
+            f"{file} also has {', '.join(choices)}: {file}[NAME] reads it"
+            for file, choices in content.choices.items()
+        ),
+        *content.notes,
+    ]
     return replace(
         stack,
         packages=packages,
         complete=complete,
-        notes=(*_of_unknown_origin(unknown), *libraries, *remarks, *notes),
+        notes=tuple(filter(None, notes)),
         lines=content.required.lines,
         files=frozenset(content.files),
         python=resolution.python,
@@ -222,36 +228,18 @@ def _unrecorded(names: Iterable[str]) -> list[str]:
     return [f"no bug of {listed(libraries)} is recorded here, which does not mean that {have} none"]
 
 
-def _still_true(note: str, content: Requirements) -> str:
-    """Remove the files that requirements.txt included, as by ``-e .``, from a folder's note."""
-    begin, mark, end = note.partition(" was read; ")
-    read = {file.name for file in content.files}
-    others = [name for name in end.removesuffix(" not read").split(", ") if name not in read]
-    ending = f"{mark}{', '.join(others)} not read" if others else " was read"
-    return f"{begin}{ending}" if mark else note
-
-
-def _unnamed(places: Sequence[str]) -> list[str]:
-    """A line for each of the first places, and one for the others."""
-    lines = [f"{place}: it does not show which package is there" for place in places[:SHOWN]]
-    if others := len(places) - len(lines):
-        lines.append(f"{count(others, 'more line')} of this kind")
-    return lines
-
-
-def _opened(name: str) -> tuple[Declaration | Listing, str]:
-    """The file, or the file to read in the folder, with this name; and a note for the user."""
+def _opened(name: str) -> Opened:
+    """The file, or the file to read in the folder, with this name."""
     if not name:
         raise UserError("-r names no file: name one, or . for this folder")
     try:
-        content, note = project_folders.opened(name)
+        opened = project_folders.opened(name)
     except OSError as error:  # the name is too long, or a folder may not be read
         raise source.unreadable(name, error) from None
-    if content.chosen and isinstance(content, Listing):
-        raise UserError(
-            f"{content.name} has no extras or groups: leave [{','.join(content.chosen)}] out"
-        )
-    return content, note
+    if opened.source.chosen and isinstance(opened.source, Listing):
+        names = ",".join(opened.source.chosen)
+        raise UserError(f"{opened.source.name} has no extras or groups: leave [{names}] out")
+    return opened
 
 
 def _all_names(names: Iterable[str]) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import PurePath
 from typing import Any
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from harness.check.installed import (
     EDITABLE,
@@ -72,21 +71,18 @@ def read_toml(document: Mapping[str, Any], file: str) -> Packages:
     for kind, tables, key, versions, read in FORMATS:
         table = table_at(document, *tables)
         if key in table and (tables or key != "version" or isinstance(table[key], int)):
-            version = table[key] if key == "version" else _major(table[key])
+            version = table[key]
+            if key != "version":
+                text = as_text(version, "the version of its format")
+                if not re.match(r"\d+(\.|$)", text):
+                    raise ValueError(f"the version of its format is '{short(text, 40)}'")
+                version = int(text.partition(".")[0])
             refuse_unknown_version(file, kind, version, *versions)
             return read(document)
     raise UserError(
         f"{file} is no lock file: it is none of uv.lock, poetry.lock, "
         "pdm.lock, pylock.toml and Pipfile.lock"
     )
-
-
-def _major(version: Any) -> int:
-    text = as_text(version, "the version of its format")
-    try:
-        return Version(text).major
-    except InvalidVersion:
-        raise ValueError(f"the version of its format is '{short(text, 40)}'") from None
 
 
 def _packages(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -113,10 +109,10 @@ def _uv(document: Mapping[str, Any]) -> Packages:
     # If it is not for this Python: its markers only distinguish the Pythons that it is for.
     ours = allows_here(_text(document, "requires-python", "the lock"))
     omissions = _omissions(document)
-    reached = _reached(document) if ours else None
+    elsewhere = _needed_elsewhere(document) if ours else set()
     yield from ((name, Unknown(LEFT_OUT)) for name in omissions)
     for package, name in _packages(document):
-        if canonicalize_name(name) in omissions or (reached is not None and name not in reached):
+        if canonicalize_name(name) in omissions or name in elsewhere:
             continue
         where = f"source of {name}"
         source = as_table(package.get("source"), where)
@@ -134,39 +130,31 @@ OWN = {"virtual", "editable", "directory"}
 """The sources in uv.lock of projects in folders; an extra of such a project may name itself."""
 
 
-def _reached(document: Mapping[str, Any]) -> set[str]:
-    """The packages of uv.lock that something needs here: the user's own and those that no other
-    package needs, and all that these need under markers that hold."""
-    packages = list(_packages(document))
-    needs: dict[str, list[tuple[str, bool]]] = {name: [] for _, name in packages}
-    for package, name in packages:  # a fork has several releases of a package
-        needs[name] += _uv_needs(package, name)
-    own = {
-        name
-        for package, name in packages
-        if OWN & as_table(package.get("source"), f"source of {name}").keys()
-    }
+def _needed_elsewhere(document: Mapping[str, Any]) -> set[str]:
+    """The packages of uv.lock that something needs, and only under markers that do not hold here.
+    Needs begin with the user's own projects, and with what no other package needs."""
+    needs: dict[str, list[tuple[str, bool]]] = {}
+    roots = set[str]()
+    for package, name in _packages(document):  # a fork has several releases of a package
+        needs.setdefault(name, []).extend(_uv_needs(package, name))
+        if OWN & as_table(package.get("source"), f"source of {name}").keys():
+            roots.add(name)
     manifest = table_at(document, "manifest")
-    asked = _uv_edges(manifest.get("requirements"), "manifest.requirements")
-    needed = {name for those in needs.values() for name, _ in those}
-    roots = {*own, *(needs.keys() - needed), *(name for name, holds_here in asked if holds_here)}
-    elsewhere = {name for name, _ in asked} - roots
-    circles = needs.keys() - _closure(roots | elsewhere, needs, everywhere=True)
-    return _closure(roots | circles, needs)
+    asked = list(_uv_edges(manifest.get("requirements"), "manifest.requirements"))
+    roots |= needs.keys() - {name for those in needs.values() for name, _ in those}
+    roots |= {name for name, holds_here in asked if holds_here}
 
+    def closure(names: Iterable[str], *, everywhere: bool) -> set[str]:
+        waiting, reached = list(names), set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name not in reached:
+                reached.add(name)
+                waiting += [need for need, here in needs.get(name, ()) if here or everywhere]
+        return reached
 
-def _closure(
-    names: Iterable[str], needs: Mapping[str, list[tuple[str, bool]]], *, everywhere: bool = False
-) -> set[str]:
-    """Packages and all that they need here, or ``everywhere``."""
-    waiting, reached = list(names), set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name not in reached:
-            reached.add(name)
-            edges = needs.get(name, ())
-            waiting += [need for need, holds_here in edges if holds_here or everywhere]
-    return reached
+    all_names = closure(roots | {name for name, _ in asked}, everywhere=True)
+    return all_names - closure(roots, everywhere=False)
 
 
 def _uv_needs(package: Mapping[str, Any], name: str) -> Iterator[tuple[str, bool]]:
@@ -212,7 +200,11 @@ def _poetry(document: Mapping[str, Any]) -> Packages:
     metadata = table_at(document, "metadata")
     ours = allows_here(_text(metadata, "python-versions", "the lock"))
     for package, name in _packages(document):
-        if ours and not _applies(_poetry_markers(package, name)):
+        markers = package.get("markers", [])
+        if isinstance(markers, Mapping):  # one for each dependency group
+            markers = list(markers.values())
+        markers = [markers] if isinstance(markers, str) else markers
+        if ours and not _applies(as_texts(markers, f"markers of {name}")):
             continue
         where = f"source of {name}"
         source = as_table(package.get("source"), where)
@@ -224,19 +216,8 @@ def _poetry(document: Mapping[str, Any]) -> Packages:
         yield _entry(name, _text(package, "version", name), origin, address, reference)
 
 
-def _poetry_markers(package: Mapping[str, Any], name: str) -> list[str]:
-    """The markers of a package: one for each dependency group, or one for all."""
-    markers, where = package.get("markers", []), f"markers of {name}"
-    if isinstance(markers, str):
-        return [markers]
-    if isinstance(markers, Mapping):
-        return [as_text(marker, where) for marker in as_table(markers, where).values()]
-    return as_texts(markers, where)
-
-
 def _pdm(document: Mapping[str, Any]) -> Packages:
-    for package, name in _packages(document):
-        yield from _locked(package, name, "marker")
+    return (one for entry in _packages(document) for one in _locked(*entry, "marker"))
 
 
 def _pipfile(document: Mapping[str, Any]) -> Packages:
@@ -264,7 +245,7 @@ def _pylock(document: Mapping[str, Any]) -> Packages:
     try:
         lock = Pylock.from_dict(document)
     except PylockValidationError as error:
-        raise ValueError(_in_words(str(error))) from None
+        raise ValueError(f"{error.context or 'it'} is not as the standard says") from None
     ours = allows_here(str(lock.requires_python or ""))
     for package in lock.packages:
         if ours and not _applies([str(package.marker)] if package.marker else []):
@@ -289,21 +270,6 @@ FORMATS: tuple[tuple[str, tuple[str, ...], str, tuple[int, ...], Reader], ...] =
 )
 """The formats in TOML: where each has its version, and those that are read, without minor versions.
 uv.lock's version is a number, and later revisions only add to it."""
-
-
-TYPES = {
-    **{"str": "text", "bool": "true or false", "int": "a number", "float": "a number"},
-    **{"list": "a list", "Sequence": "a list", "dict": "a table", "Mapping": "a table"},
-}
-
-
-def _in_words(message: str) -> str:
-    """Replace the names of Python's types in packaging's message about a wrong type."""
-    return re.sub(
-        r"Unexpected type (\w+) \(expected (\w+)\)",
-        lambda match: f"{TYPES.get(match[1], 'a date')} instead of {TYPES.get(match[2], 'a date')}",
-        message,
-    )
 
 
 def _applies(markers: Iterable[str]) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from harness.check import constraints
 from harness.check.markers import holds
-from harness.check.requirement_lines import Line, Skipped, declared
+from harness.check.requirement_lines import Line, declared
 from harness.check.sections import Content, Part, key
 from harness.system.documents import as_table, as_text, as_texts, table_at
 from harness.system.text import short
@@ -39,7 +39,7 @@ def read(poetry: Mapping[str, Any], content: Content, file: str) -> None:
             text = as_text(entry, f"{where}.python")
             content.python = _valid(constraints.python_of_poetry, text, f"{where}.python")
             continue
-        for line, is_optional in _entry(name, entry, where, file):
+        for line, is_optional in _entry(name, entry, where, content, file):
             for extra in extras_of.get(key(name), ()) if is_optional else ():
                 content.add(extra, f"{EXTRAS}.{extra}", [line])
             if not is_optional:
@@ -51,7 +51,9 @@ def read(poetry: Mapping[str, Any], content: Content, file: str) -> None:
         where = f"{GROUPS}.{group}"
         content.add(group, where)
         for name, entry in as_table(table.get("dependencies"), f"{where}.dependencies").items():
-            content.add(group, where, [line for line, _ in _entry(name, entry, where, file)])
+            content.add(
+                group, where, [line for line, _ in _entry(name, entry, where, content, file)]
+            )
     parts = content.parts(GROUPS)
     for group, table in tables:
         where = f"{GROUPS}.{group}"
@@ -79,7 +81,9 @@ def read_pipfile(document: Mapping[str, Any], file: str) -> Content:
             continue
         group = {"packages": "", "dev-packages": "dev"}.get(table, table)
         for name, entry in as_table(entries, table).items():
-            content.add(group, table, [line for line, _ in _entry(name, entry, table, file)])
+            content.add(
+                group, table, [line for line, _ in _entry(name, entry, table, content, file)]
+            )
     requires = table_at(document, "requires")
     for name in ("python_version", "python_full_version"):
         if name in requires:
@@ -88,7 +92,9 @@ def read_pipfile(document: Mapping[str, Any], file: str) -> Content:
     return content
 
 
-def _entry(name: str, entry: Any, where: str, file: str) -> Iterator[tuple[Line, bool]]:
+def _entry(
+    name: str, entry: Any, where: str, content: Content, file: str
+) -> Iterator[tuple[Line, bool]]:
     """The lines for an entry of Poetry or of a Pipfile, and whether only an extra installs it."""
     where = f"{where}.{name}"
     for choice in entry if isinstance(entry, list) else [entry]:
@@ -97,11 +103,11 @@ def _entry(name: str, entry: Any, where: str, file: str) -> Iterator[tuple[Line,
         package = f"{name}[{extras}]" if extras else name
         address = address_of(table, where)
         version = as_text(table.get("version", "*"), f"{where}.version")
-        try:
-            specifier = "" if address else _valid(constraints.of_poetry, version, where)
-            line = declared(f"{package} @ {address}" if address else f"{package}{specifier}")
-        except constraints.Alternatives as error:
-            line = Line(f"{name} {version}", (Skipped(key(name), f"{file}, {where}: {error}"),))
+        specifier = f" @ {address}" if address else _valid(constraints.of_poetry, version, where)
+        line = declared(f"{package}{specifier}")
+        if "|" in version and not address:
+            which = f"which of the alternatives '{short(version)}' is left open"
+            content.notes.append(f"{file}, {where}: {which}")
         applies = _applies(table, where)
         yield line if applies else Line(line.text), bool(table.get("optional"))
 
@@ -110,8 +116,6 @@ def _valid(read: Any, text: str, where: str) -> Any:
     """What a function reads from a text; its error names the place."""
     try:
         return read(text)
-    except constraints.Alternatives:
-        raise
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 

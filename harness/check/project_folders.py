@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from harness.check import source, unread
@@ -40,8 +41,24 @@ NAMES = (*LOCKS, "requirements.txt", *PROJECTS, *CONDA)
 """The files that are read of a folder; the first of them says most."""
 
 
-def opened(name: str) -> tuple[Declaration | Listing, str]:
-    """The file with a name; of a folder, the file to read there, and a line that says which.
+@dataclass(frozen=True)
+class Opened:
+    """A file, and for a folder, which of its files it is."""
+
+    source: Declaration | Listing
+    choice: str = ""
+    """``backend: uv.lock was read``; empty for a file that the user named."""
+    others: tuple[str, ...] = ()
+    """The names of the folder's other files."""
+
+    def note(self, read: Iterable[str] = ()) -> str:
+        """Which file was read, and which others were not: ``read`` was, as by ``-e .``."""
+        others = [name for name in self.others if name not in read]
+        return self.choice + (f"; {', '.join(others)} not read" if others else "")
+
+
+def opened(name: str) -> Opened:
+    """The file with a name, or the file to read in the folder with a name.
 
     Lock files come first. Raises UserError for a folder in which no file names dependencies.
     """
@@ -52,7 +69,7 @@ def opened(name: str) -> tuple[Declaration | Listing, str]:
     if not folder.is_dir():
         if why := unread.by_name(folder.name):  # before it is read: an archive is no text
             raise UserError(f"{short(name)} is not read: {why}")
-        return source_of(source.read(name)), ""
+        return Opened(source_of(source.read(name)))
     candidates = [name for name in NAMES if (folder / name).is_file()]
     if chosen:
         candidates = [name for name in candidates if name in PROJECTS]
@@ -68,21 +85,26 @@ def opened(name: str) -> tuple[Declaration | Listing, str]:
         if not isinstance(file := files.get(candidate), Declaration)
         or file.declares(damaged=candidate not in CONDA)
     ]
+    specials = "".join(f"it has {name}, which is no file; " for name in _specials(folder))
     if not usable:
-        raise UserError(
-            f"{name} has none of {', '.join(NAMES)} that names dependencies"
-            + source.others_in(folder, NAMES)
-            + "".join(f"; {why}" for why in dict.fromkeys(_unread_in(folder)))
-            + "".join(f"; {text}" for text in [_below(folder, NAMES)] if text)
-        )
+        reasons = [
+            f"{name} has none of {', '.join(NAMES)} that names dependencies",
+            *(f"it has {path.name}" for path in sorted(folder.glob("*requirements*"))),
+            *([f"{specials}name it with -r"] if specials else []),
+            *dict.fromkeys(_unread_in(folder)),
+            *filter(None, [_below(folder, NAMES)]),
+        ]
+        raise UserError("; ".join(reasons))
     best, *others = usable
-    ending = f"; {', '.join(others)} not read" if others else ""
-    obstacles = source.obstacles_in(folder, NAMES)
     file = files.get(best) or classified(source.read_inside(folder / best))
-    return (
-        replace(file, chosen=source.names_in(chosen)),
-        f"{name}: {obstacles}{best} was read{ending}",
-    )
+    file = replace(file, chosen=source.names_in(chosen))
+    return Opened(file, f"{name}: {specials}{best} was read", tuple(others))
+
+
+def _specials(folder: Path) -> list[str]:
+    """The names of files to read that are pipes, or links to nothing."""
+    paths = (folder / name for name in NAMES if os.path.lexists(folder / name))
+    return [path.name for path in paths if not (path.is_file() or path.is_dir())]
 
 
 def locks_below(name: str) -> str:
@@ -93,9 +115,9 @@ def locks_below(name: str) -> str:
 
 def _unread_in(folder: Path) -> Iterator[str]:
     """What to do instead of reading the files of a folder that only have other forms."""
-    for entry in _entries(str(folder)):
+    for path in sorted(folder.iterdir()):
         for pattern, why in unread.IN_FOLDER:
-            if re.fullmatch(pattern, entry.name.lower()) and entry.is_file():
+            if re.fullmatch(pattern, path.name.lower()) and path.is_file():
                 yield why
 
 
@@ -106,8 +128,8 @@ HIDDEN = {
 """Folders with other people's code, and with what is no project of the user's."""
 LEVELS = 2
 """How deep folders are looked at."""
-MOST = 2_000
-"""Entries of folders that are looked at."""
+MOST = 500
+"""Folders that are looked at."""
 SHOWN = 3
 """Folders that are named."""
 
@@ -115,40 +137,14 @@ SHOWN = 3
 def _below(folder: Path, names: Sequence[str]) -> str:
     """The folders below that have a file with one of these names, the first of these names, and
     how to check the first folder: ``backend has uv.lock: -r backend``; empty if there are none."""
-    files: dict[Path, list[str]] = {}
-    for entry in _entries_below(folder):
-        if entry.name in names and entry.is_file(follow_symlinks=False):
-            files.setdefault(Path(entry.path).parent, []).append(entry.name)
-    folders = [(path, min(those, key=names.index)) for path, those in sorted(files.items())]
-    texts = [f"{path} has {file}" for path, file in folders[:SHOWN]]
-    if len(folders) > SHOWN:
-        texts.append(f"{len(folders) - SHOWN} more folders have such files")
-    return f"{', '.join(texts)}: -r {folders[0][0]}" if folders else ""
-
-
-def _entries_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The entries of the folders below, of the nearest first, at most MOST. Links are not followed,
-    and hidden folders are left out."""
-    folders, count = [str(folder)], 0
-    for _ in range(LEVELS):
-        folders = [
-            entry.path
-            for above in folders
-            for entry in _entries(above)
-            if entry.is_dir(follow_symlinks=False)
-            if not entry.name.startswith(".") and entry.name.lower() not in HIDDEN
-        ]
-        for entry in (entry for path in folders for entry in _entries(path)):
-            yield entry
-            count += 1
-            if count == MOST:
-                return
-
-
-def _entries(path: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder; none if it may not be read."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return []
+    places: list[tuple[Path, str]] = []
+    for path, folders, files in islice(os.walk(folder), MOST):
+        depth = len(Path(path).relative_to(folder).parts)
+        visible = (f for f in folders if not f.startswith(".") and f.lower() not in HIDDEN)
+        folders[:] = sorted(visible) if depth < LEVELS else []
+        if depth and (best := next((name for name in names if name in files), "")):
+            places.append((Path(path), best))
+    texts = [f"{path} has {file}" for path, file in places[:SHOWN]]
+    if len(places) > SHOWN:
+        texts.append(f"{len(places) - SHOWN} more folders have such files")
+    return f"{', '.join(texts)}: -r {places[0][0]}" if places else ""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import difflib
 import math
 import os.path
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,6 @@ Values = dict[str, Setting]
 AUTO = "auto"
 """What a DeepSpeed configuration says where transformers or accelerate fills in the value."""
 DEFAULT = "its default"
-STAGES = (0, 3)
-"""The first and the last stage of ZeRO."""
 DEVICES = ("none", "cpu", "nvme")
 """Where DeepSpeed keeps an optimizer; ``none`` is the GPU."""
 PRECISIONS = ("no", "fp8", "fp16", "bf16")
@@ -103,52 +103,53 @@ def merged(decisions: Iterable[Values]) -> Values:
 
 def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     """What a DeepSpeed configuration decides."""
-    _refuse_others(content, where, DEEPSPEED, "a DeepSpeed configuration")
-    fp16, bf16 = _part(content, "fp16", where), _part(content, "bf16", where)
-    for part in (fp16, bf16):
-        _refuse_typos(part, ("enabled", "loss_scale"), where)
-    zero, tensor = (
-        _part(content, name, where) for name in ("zero_optimization", "tensor_parallel")
-    )
-    scheduler = _part(content, "scheduler", where).get("type")
-    optimizer = _part(content, "optimizer", where).get("type")
-    checkpoints = _part(content, "activation_checkpointing", where)
-    scale = _number(fp16, "loss_scale", where, default=0, least=0).value
+    file = _Part(content, where)
+    file.refuse_others(DEEPSPEED, "a DeepSpeed configuration")
+    fp16, zero = file.part("fp16"), file.part("zero_optimization")
+    for part in (fp16, file.part("bf16")):
+        part.refuse_typos(("enabled", "loss_scale"))
+    scheduler = file.part("scheduler").content.get("type")
+    optimizer = file.part("optimizer").content.get("type")
+    checkpoints = file.part("activation_checkpointing")
+    scale = fp16.setting("loss_scale", _positive, 0).value
+    precisions = (file.part(name).content.get("enabled", False) for name in ("fp16", "bf16"))
     return {
-        "precision": _precision(fp16.get("enabled", False), bf16.get("enabled", False), where),
+        "precision": _precision(*precisions, where),
         "dynamic_loss_scale": Setting(None, AUTO) if scale is None else Setting(scale == 0),
-        "zero_stage": _count(zero, "stage", where, default=0, limits=STAGES),
-        "gradient_clipping": _number(content, "gradient_clipping", where, default=0),
-        "gradient_accumulation_steps": _accumulation(content, where),
-        "tensor_parallel": _count(tensor, "autotp_size", where, limits=(0, math.inf)),
+        "zero_stage": zero.setting("stage", _stage, 0),
+        "gradient_clipping": file.setting("gradient_clipping", _number, 0),
+        "gradient_accumulation_steps": _accumulation(file),
+        "tensor_parallel": file.part("tensor_parallel").setting(
+            "autotp_size", partial(_count, first=0)
+        ),
         "warmup_of_deepspeed": Setting(
             None if scheduler is None else str(scheduler).startswith("Warmup")
         ),
         "muon_of_deepspeed": Setting(
             None if optimizer is None else str(optimizer).lower() == "muon"
         ),
-        "offload_optimizer": _offload(zero, where),
-        "contiguous_gradients": _switch(zero, "contiguous_gradients", where, default=True),
-        "partition_activations": _switch(checkpoints, "partition_activations", where),
-        "curriculum_learning": _curriculum(content, where),
+        "offload_optimizer": _offload(zero),
+        "contiguous_gradients": zero.setting("contiguous_gradients", _switch, True),
+        "partition_activations": checkpoints.setting("partition_activations", _switch),
+        "curriculum_learning": _curriculum(file),
     }
 
 
-def _offload(zero: Mapping[str, Any], where: Path) -> Setting:
+def _offload(zero: _Part) -> Setting:
     """Whether the optimizer is on the CPU or on a disk; old configurations have ``cpu_offload``."""
-    part = _part(zero, "offload_optimizer", where)
-    if not part:
-        return _switch(zero, "cpu_offload", where, default=False)
-    device = _word(part, "device", where, DEVICES, default="none")
+    part = zero.part("offload_optimizer")
+    if not part.content:
+        return zero.setting("cpu_offload", _switch, False)
+    device = part.setting("device", _device, "none")
     return device if device.value is None else Setting(device.value != "none")
 
 
-def _curriculum(content: Mapping[str, Any], where: Path) -> Setting:
+def _curriculum(part: _Part) -> Setting:
     """Whether the data efficiency library, its sampling and its curriculum are all on."""
-    part, states = content, []
+    states = []
     for name in ("data_efficiency", "data_sampling", "curriculum_learning"):
-        part = _part(part, name, where)
-        states.append(_switch(part, "enabled", where, default=False))
+        part = part.part(name)
+        states.append(part.setting("enabled", _switch, False))
     return next((state for state in states if state.value is False), states[-1])
 
 
@@ -161,14 +162,14 @@ def _precision(fp16: Any, bf16: Any, where: Path) -> Setting:
     return Setting(None, AUTO) if AUTO in (fp16, bf16) else Setting("fp32")
 
 
-def _accumulation(content: Mapping[str, Any], where: Path) -> Setting:
+def _accumulation(file: _Part) -> Setting:
     """The steps of accumulation; DeepSpeed computes them from two batch sizes and the ranks."""
     name = "gradient_accumulation_steps"
-    if content.get(name) is not None:
-        return _count(content, name, where)
+    if file.content.get(name) is not None:
+        return file.setting(name, _count)
     sizes = ("train_batch_size", "train_micro_batch_size_per_gpu")
-    batch, micro = (_count(content, size, where).value for size in sizes)
-    if AUTO in map(content.get, sizes):
+    batch, micro = (file.setting(size, _count).value for size in sizes)
+    if AUTO in map(file.content.get, sizes):
         return Setting(None, AUTO)
     if batch is None or micro is None or batch == micro:
         return Setting(1, DEFAULT)
@@ -180,157 +181,152 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
 
     Without bf16 and fp16 the model's own dtype decides, so nothing is known of the precision.
     """
-    _refuse_others(content, where, TRAINER, "the Trainer's arguments")
+    file = _Part(content, where)
+    file.refuse_others(TRAINER, "the Trainer's arguments")
     if "zero_optimization" in content:
         raise UserError(f"{where} is a DeepSpeed configuration: name it with --deepspeed")
     precision = _precision(content.get("fp16", False), content.get("bf16", False), where)
     values: Values = {
         "trainer": Setting(True),
         "pipeline_parallel": Setting(1, "the Trainer has no pipeline"),
-        "gradient_accumulation_steps": _count(
-            content, "gradient_accumulation_steps", where, default=1
-        ),
-        "gradient_clipping": _number(content, "max_grad_norm", where, default=1.0),
+        "gradient_accumulation_steps": file.setting("gradient_accumulation_steps", _count, 1),
+        "gradient_clipping": file.setting("max_grad_norm", _number, 1.0),
         "precision": Setting(None, "the model's") if precision.value == "fp32" else precision,
     }
     inside = content.get("deepspeed")
     if isinstance(inside, Mapping):
         return [values, of_deepspeed(inside, where)]
-    if isinstance(inside, str) and (file := _file_named(inside, where)):
-        return [values, of_deepspeed(_settings_in(file, "JSON"), file)]
-    return [values]
+    return [values, *_of_named_file(inside if isinstance(inside, str) else "", where)]
 
 
 def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
     """What accelerate's configuration decides."""
-    _refuse_others(content, where, ACCELERATE, "accelerate's configuration")
-    megatron = _part(content, "megatron_lm_config", where)
-    plugin = _part(content, "deepspeed_config", where)
-    precision = _word(content, "mixed_precision", where, PRECISIONS).value
+    file = _Part(content, where)
+    file.refuse_others(ACCELERATE, "accelerate's configuration")
+    megatron, plugin = file.part("megatron_lm_config"), file.part("deepspeed_config")
+    precision = file.setting("mixed_precision", partial(_word, choices=PRECISIONS)).value
+    steps = "gradient_accumulation_steps"
     values: Values = {
-        "ranks": _count(content, "num_processes", where),
+        "ranks": file.setting("num_processes", _count),
         "precision": Setting(precision if precision in ("bf16", "fp16") else None),
-        "tensor_parallel": _count(megatron, "megatron_lm_tp_degree", where),
-        "pipeline_parallel": _count(megatron, "megatron_lm_pp_degree", where),
-        "distributed_optimizer": _switch(megatron, "megatron_lm_use_distributed_optimizer", where),
-        "zero_stage": _count(plugin, "zero_stage", where, limits=STAGES),
-        "gradient_clipping": _number(plugin, "gradient_clipping", where),
-        "gradient_accumulation_steps": _count(plugin, "gradient_accumulation_steps", where),
+        "tensor_parallel": megatron.setting("megatron_lm_tp_degree", _count),
+        "pipeline_parallel": megatron.setting("megatron_lm_pp_degree", _count),
+        "distributed_optimizer": megatron.setting("megatron_lm_use_distributed_optimizer", _switch),
+        "zero_stage": plugin.setting("zero_stage", _stage),
+        "gradient_clipping": plugin.setting("gradient_clipping", _number),
+        steps: plugin.setting(steps, _count),
     }
-    device = _word(plugin, "offload_optimizer_device", where, DEVICES)
+    device = plugin.setting("offload_optimizer_device", _device)
     if device.value is not None:
         values["offload_optimizer"] = Setting(device.value != "none")
-    file = _file_named(str(plugin.get("deepspeed_config_file") or ""), where)
-    return [values, of_deepspeed(_settings_in(file, "JSON"), file)] if file else [values]
+    name = str(plugin.content.get("deepspeed_config_file") or "")
+    return [values, *_of_named_file(name, where)]
 
 
-def _file_named(name: str, where: Path) -> Path | None:
-    """The file that another one names: relative to the working directory or to that file."""
-    files = [path for path in (Path(name), where.parent / name) if name and os.path.isfile(path)]
-    if name and not files:
+def _of_named_file(name: str, where: Path) -> list[Values]:
+    """What the DeepSpeed configuration decides that another file names: relative to the working
+    directory or to that file."""
+    for file in (Path(name), where.parent / name) if name else ():
+        if os.path.isfile(file):
+            return [of_deepspeed(_settings_in(file, "JSON"), file)]
+    if name:
         warn(f"{where} names {short(name)}, which is not there: its settings are not known")
-    return files[0] if files else None
+    return []
 
 
-def _number(
-    content: Mapping[str, Any],
-    name: str,
-    where: Path,
-    default: float | None = None,
-    least: float = -math.inf,
-) -> Setting:
-    """Read a number; a text with a number counts, as in YAML."""
-    value = content.get(name)
-    if value == AUTO:
-        return Setting(None, AUTO)
-    if value is None:
-        return Setting(default, DEFAULT if default is not None else "")
+Parser = Callable[[str, Any], Any]
+"""The value of a setting with a name. Raises ValueError, with the name, for any other."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file of settings, or a section of it."""
+
+    content: Mapping[str, Any]
+    where: Path
+
+    def setting(self, name: str, parse: Parser, default: Any = None) -> Setting:
+        """A setting; the file may leave it open, or it has its default."""
+        value = self.content.get(name)
+        if value == AUTO:
+            return Setting(None, AUTO)
+        if value is None:
+            return Setting(default, "" if default is None else DEFAULT)
+        try:
+            return Setting(parse(name, value))
+        except ValueError as error:
+            raise UserError(f"{self.where}: {error}") from None
+
+    def part(self, name: str) -> _Part:
+        """A section; empty if it is missing."""
+        section = self.content.get(name)
+        if section in (None, AUTO):
+            return _Part({}, self.where)
+        if not isinstance(section, Mapping):
+            raise UserError(f"{self.where}: {name} is not an object with settings")
+        return _Part(section, self.where)
+
+    def refuse_others(self, keys: Sequence[str], kind: str) -> None:
+        """Raise UserError for a file with none of these keys, or with one that is almost one."""
+        self.refuse_typos(keys)
+        if self.content and not set(keys) & set(self.content):
+            raise UserError(f"{self.where} is not {kind}: it has none of {', '.join(keys)}")
+
+    def refuse_typos(self, keys: Sequence[str]) -> None:
+        """Raise UserError for a key that looks like a typing error of one that is read."""
+        for key in self.content:
+            close = difflib.get_close_matches(str(key), keys, n=1, cutoff=CLOSE)
+            if close and key not in keys:
+                raise UserError(f"{self.where}: no key '{key}': did you mean {close[0]}?")
+
+
+def _number(name: str, value: Any) -> float:
+    """A number; a text with a number counts, as in YAML."""
     try:
-        number = float(value)
-        if isinstance(value, bool) or not math.isfinite(number):
-            raise ValueError
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where}: {name} is {value!r}, not a number") from None
-    if number < least:
-        raise UserError(f"{where}: {name} is {value}: write {least} or more")
-    return Setting(int(number) if number.is_integer() else number)
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {value!r}, not a number")
+    return int(number) if number.is_integer() else number
 
 
-def _count(
-    content: Mapping[str, Any],
-    name: str,
-    where: Path,
-    default: int | None = None,
-    limits: tuple[float, float] = (1, math.inf),
-) -> Setting:
-    """Read a whole number from the first limit to the last, as the library takes no other."""
-    setting, (first, last) = _number(content, name, where, default), limits
-    number = setting.value
-    if number is not None and not (isinstance(number, int) and first <= number <= last):
+def _positive(name: str, value: Any) -> float:
+    if (number := _number(name, value)) < 0:
+        raise ValueError(f"{name} is {value}: write 0 or more")
+    return number
+
+
+def _count(name: str, value: Any, first: float = 1, last: float = math.inf) -> int:
+    """A whole number from the first limit to the last, as the library takes no other."""
+    number = _number(name, value)
+    if not (isinstance(number, int) and first <= number <= last):
         ending = " or more" if last == math.inf else f" to {last}"
-        raise UserError(f"{where}: {name} is {number}: write a whole number, {first}{ending}")
-    return setting
+        raise ValueError(f"{name} is {number}: write a whole number, {first}{ending}")
+    return number
 
 
-def _word(
-    content: Mapping[str, Any],
-    name: str,
-    where: Path,
-    choices: Sequence[str],
-    default: str | None = None,
-) -> Setting:
-    """Read one of these words; YAML reads ``no`` as false."""
-    value = content.get(name)
-    if value == AUTO:
-        return Setting(None, AUTO)
-    if value is None:
-        return Setting(default)
+_stage = partial(_count, first=0, last=3)
+"""A stage of ZeRO."""
+
+
+def _word(name: str, value: Any, choices: Sequence[str]) -> str:
+    """One of these words; YAML reads ``no`` as false."""
     word = "no" if value is False else str(value).lower()
     if word not in choices:
-        raise UserError(f"{where}: {unknown(name, str(value), choices)}")
-    return Setting(word)
+        raise ValueError(unknown(name, str(value), choices))
+    return word
 
 
-def _switch(
-    content: Mapping[str, Any], name: str, where: Path, default: bool | None = None
-) -> Setting:
-    """Read whether something is on; the texts true and false count, as in YAML."""
-    value = content.get(name)
-    if value == AUTO:
-        return Setting(None, AUTO)
-    if value is None:
-        return Setting(default, "" if default is None else DEFAULT)
+_device = partial(_word, choices=DEVICES)
+
+
+def _switch(name: str, value: Any) -> bool:
+    """Whether something is on; the texts true and false count, as in YAML."""
     state = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
     if state is None:
-        raise UserError(f"{where}: {name} is {value!r}, not true or false")
-    return Setting(state)
-
-
-def _refuse_others(content: Mapping[str, Any], where: Path, keys: Iterable[str], kind: str) -> None:
-    """Raise UserError for a file with none of these keys, or with one that is almost one."""
-    keys = list(keys)
-    _refuse_typos(content, keys, where)
-    if content and not set(keys) & set(content):
-        raise UserError(f"{where} is not {kind}: it has none of {', '.join(keys)}")
-
-
-def _refuse_typos(content: Mapping[str, Any], keys: Iterable[str], where: Path) -> None:
-    """Raise UserError for a key that looks like a typing error of one that is read."""
-    expected_keys = list(keys)
-    for key in content:
-        close = difflib.get_close_matches(str(key), expected_keys, n=1, cutoff=CLOSE)
-        if close and key not in expected_keys:
-            raise UserError(f"{where}: no key '{key}': did you mean {close[0]}?")
-
-
-def _part(content: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
-    """A section of a file; empty if it is missing."""
-    section = content.get(name)
-    if section in (None, AUTO):
-        return {}
-    if not isinstance(section, Mapping):
-        raise UserError(f"{where}: {name} is not an object with settings")
-    return section
+        raise ValueError(f"{name} is {value!r}, not true or false")
+    return state
 
 
 def _settings_in(file: Path, kind: str) -> Mapping[str, Any]:

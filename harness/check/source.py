@@ -5,9 +5,8 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 from contextlib import AbstractContextManager, nullcontext
@@ -100,35 +99,6 @@ def read_inside(file: Path) -> PackageFile:
     if Path(os.path.realpath(root)) not in path.parents:
         raise UserError(f"{file} is a link to {path}, outside of its project: name that with -r")
     return read_file(file)
-
-
-def others_in(folder: Path, names: Sequence[str]) -> str:
-    """List for a message what else a folder has: requirements files with other names, and entries
-    with one of these names that are not files."""
-    paths = {*folder.glob("*requirements*"), *_special(folder, names)}
-    return "".join(f"; it has {path.name}{_obstacle(path)}" for path in sorted(paths))
-
-
-def obstacles_in(folder: Path, names: Sequence[str]) -> str:
-    """List for a message the entries of a folder with one of these names that cannot be read, as a
-    pipe or a link to nothing."""
-    obstacles = ((path.name, _obstacle(path)) for path in _special(folder, names))
-    return "".join(f"it has {name}{why}; " for name, why in obstacles if why)
-
-
-def _special(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """The entries of a folder with one of these names that are not files."""
-    paths = (folder / name for name in names)
-    return (path for path in paths if os.path.lexists(path) and not path.is_file())
-
-
-def _obstacle(path: Path) -> str:
-    """Why a path of a folder cannot be read as a file; empty if it can, or is a folder."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        return f", which cannot be read: {error.strerror}"
-    return "" if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else ", which is no file: name it with -r"
 
 
 def content_of(name: str, text: str, kind: str) -> Any:

@@ -327,7 +327,8 @@ def _write(report: Report, options: argparse.Namespace) -> None:
     console, printed = terminal(), _printed_format(options.format)
     if printed == TEXT:
         long = options.long or bool(_scenarios(options.overrides))
-        check_report.print_text(console, report, long=long)
+        for line, style in check_report.text_lines(report, long=long):
+            console.print(line, style=style)
     else:
         console.print_format(FORMATS[printed](report))
 

@@ -295,19 +295,14 @@ def test_a_name_that_names_no_file_is_a_mistake(
 
 @pytest.mark.parametrize("name", ["requirements.txt", "pyproject.toml", "uv.lock"])
 @pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (os.mkfifo, "which is no file: name it with -r"),
-        (lambda path: path.symlink_to(path), "which cannot be read: Too many levels of symbolic"),
-        (lambda path: path.symlink_to("gone"), "which cannot be read: No such file"),
-    ],
+    "make", [os.mkfifo, lambda path: path.symlink_to(path), lambda path: path.symlink_to("gone")]
 )
 def test_a_folder_with_what_is_no_file_is_refused_with_the_reason(
-    tmp_path: Path, capsys: Capture, name: str, make: Callable[[Path], None], why: str
+    tmp_path: Path, capsys: Capture, name: str, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / name)
     error = refused(capsys, ["check", "-r", str(tmp_path)])
-    assert f"; it has {name}, {why}" in error
+    assert f"; it has {name}, which is no file; name it with -r" in error
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("gone")])

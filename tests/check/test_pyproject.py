@@ -9,7 +9,6 @@ import pytest
 from harness.check import environment, project_folders
 from harness.check.formats import Declaration
 from harness.check.installed import LEFT_OUT, Unknown
-from harness.check.requirement_lines import Skipped
 from harness.system.errors import UserError
 
 PYPROJECT = """
@@ -45,7 +44,7 @@ tester = "*"
 
 def project_file(folder: Path, name: str, text: str, chosen: str = "") -> Declaration:
     (folder / name).write_text(text)
-    file, _ = project_folders.opened(f"{folder / name}{chosen}")
+    file = project_folders.opened(f"{folder / name}{chosen}").source
     assert isinstance(file, Declaration)
     return file
 
@@ -114,12 +113,22 @@ def test_a_constraint_of_poetry_becomes_a_specifier(
     assert lines(tmp_path, "pyproject.toml", text) == [expected]
 
 
-def test_which_of_poetrys_alternatives_is_installed_is_not_known(tmp_path: Path) -> None:
-    text = "[tool.poetry.dependencies]\nup = '^1.2 || ^2.0'"
-    file = project_file(tmp_path, "pyproject.toml", text)
-    ((_, line),) = file.lines(())
-    why = "tool.poetry.dependencies.up: which of the alternatives '^1.2 || ^2.0' is left open"
-    assert line.items == (Skipped("up", f"{file.name}, {why}"),)
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        ("^1.2 || ^2.0", "up>=2.0,<3"),
+        ("2.* || 1.0 || ~=1.2", "up==2.*"),
+        ("<1 || >=3", "up>=3"),
+        ("1 || *", "up"),
+    ],
+)
+def test_the_newest_of_poetrys_alternatives_counts_and_a_note_says_so(
+    tmp_path: Path, constraint: str, expected: str
+) -> None:
+    text = f"[tool.poetry.dependencies]\nup = '{constraint}'"
+    assert lines(tmp_path, "pyproject.toml", text) == [expected]
+    (note,) = project_file(tmp_path, "pyproject.toml", text).content.notes
+    assert f"up: which of the alternatives '{constraint}' is left open" in note
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def test_a_long_file_is_read_in_linear_time(tmp_path: Path, name: str) -> None:
         path.write_text(LONG[name](size))
         started = time.process_time()
         with suppress(UserError):
-            file, _ = project_folders.opened(str(path))
+            file = project_folders.opened(str(path)).source
             file.packages() if isinstance(file, Listing) else requirements.read([file])
         return time.process_time() - started
 
