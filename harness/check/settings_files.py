@@ -105,16 +105,17 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     """What a DeepSpeed configuration decides."""
     file = _Part(content, where)
     file.refuse_others(DEEPSPEED, "a DeepSpeed configuration")
-    fp16, zero = file.part("fp16"), file.part("zero_optimization")
-    for part in (fp16, file.part("bf16")):
+    fp16, bf16, zero = map(file.part, ("fp16", "bf16", "zero_optimization"))
+    for part in (fp16, bf16):
         part.refuse_typos(("enabled", "loss_scale"))
     scheduler = file.part("scheduler").content.get("type")
     optimizer = file.part("optimizer").content.get("type")
     checkpoints = file.part("activation_checkpointing")
     scale = fp16.setting("loss_scale", _positive, 0).value
-    precisions = (file.part(name).content.get("enabled", False) for name in ("fp16", "bf16"))
     return {
-        "precision": _precision(*precisions, where),
+        "precision": _precision(
+            fp16.content.get("enabled", False), bf16.content.get("enabled", False), where
+        ),
         "dynamic_loss_scale": Setting(None, AUTO) if scale is None else Setting(scale == 0),
         "zero_stage": zero.setting("stage", _stage, 0),
         "gradient_clipping": file.setting("gradient_clipping", _number, 0),

@@ -52,5 +52,12 @@ def published(served: type[Handler], cache: Path, starts: list[str]) -> type[Han
     return served
 
 
+def stack_of(folder: Path, text: str, *names: str, day: str = "") -> environment.Environment:
+    """The environment of a requirements file with this text; without names, of up and down."""
+    file = folder / "requirements.txt"
+    file.write_text(text)
+    return environment.of_files([str(file)], names or ("up", "down"), day)
+
+
 def releases(stack: environment.Environment) -> dict[str, str]:
     return {name: package.version for name, package in stack.packages.items()}

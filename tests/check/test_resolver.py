@@ -15,7 +15,7 @@ from harness.check import environment, problem, resolver, solver
 from harness.check.installed import Exact
 from harness.releases import uv
 from harness.system.errors import UserError
-from tests.check.published import publish, published, releases, starts
+from tests.check.published import publish, published, releases, stack_of, starts
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 
@@ -36,9 +36,7 @@ def test_releases_fit_together_on_a_day(
     published: type[Handler], tmp_path: Path, text: str, day: str, expected: dict[str, str]
 ) -> None:
     """Each package alone would be the newest: down 3.0, which up forbids."""
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"{text}\n")
-    stack = environment.of_files([str(file)], ["up", "down"], day)
+    stack = stack_of(tmp_path, f"{text}\n", day=day)
     assert {name: package.version for name, package in stack.packages.items()} == expected
     assert ("as no index has their wheels: nowhere, source" in " ".join(stack.notes)) == (
         "source" in text
@@ -48,9 +46,7 @@ def test_releases_fit_together_on_a_day(
 def test_of_requirements_that_contradict_each_other_the_files_own_count(
     published: type[Handler], tmp_path: Path
 ) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("up==2.0\ndown>=3\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "up==2.0\ndown>=3\n")
     assert releases(stack) == {"up": "2.0", "down": "3.0"}
     (note,) = stack.notes
     assert note.startswith("these requirements contradict each other: down>=3 and up==2.0 (")
@@ -63,9 +59,7 @@ def test_a_release_that_only_another_package_needs_is_a_contradiction(
 ) -> None:
     """The index has wheels of down, so nobody may say that it has none."""
     publish(published, "up", "3.0", "down==7", day="2024-08-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"{text}\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, f"{text}\n")
     assert "no index has their wheels" not in " ".join(stack.notes)
     assert stack.notes[0] == "not known: the releases of down"
     assert stack.packages["down"].version == ""
@@ -106,9 +100,7 @@ def test_what_cannot_be_resolved_is_left_out_alone(
     publish(published, "other", "1.0", day="2024-01-01")
     publish(published, "young", "1.0", day="2024-01-01")
     published.pages["young"]["files"][0]["requires-python"] = ">=3.99"
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"tool==1.0\nup\n{lines}\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, f"tool==1.0\nup\n{lines}\n")
     assert stack.packages["down"].version == "1.5", stack.notes
     assert all("fit together" not in note for note in stack.notes)
     for line in lines.splitlines():
@@ -124,10 +116,10 @@ def test_uv_is_started_three_times_at_most(
         published.pages[f"source{n}"] = page(file_of(f"source{n}-1.0.tar.gz"))
         publish(published, f"tool{n}", "1.0", f"source{n}", f"a{n}<2", day="2024-01-01")
         publish(published, f"a{n}", "3.0", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
     lines = [f"tool{n}==1.0\na{n}==3.0" for n in range(6)]
-    file.write_text("\n".join(["up==1.0", "source", "nowhere", *lines]))
-    stack = environment.of_files([str(file)], ["up", "down", "a0"])
+    stack = stack_of(
+        tmp_path, "\n".join(["up==1.0", "source", "nowhere", *lines]), "up", "down", "a0"
+    )
     assert releases(stack) == {"up": "1.0", "down": "1.5", "a0": "3.0"}
     assert len(starts) <= 3
 
@@ -144,9 +136,7 @@ def test_releases_are_chosen_for_the_python_that_has_the_wheels(
     wheel = f"old-1.0-{tag}-{tag}-{next(platform_tags())}.whl"
     published.pages["old"]["files"][0] |= {"filename": wheel, "url": wheel}
     published.pages[f"old/{wheel}.metadata"] = metadata
-    file = tmp_path / "requirements.txt"
-    file.write_text("old==1.0\nup\nsource==1.0\nnowhere\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "old==1.0\nup\nsource==1.0\nnowhere\n")
     assert stack.packages["down"].version == "1.5", stack.notes
     assert stack.notes == (
         "what these need was not looked up, as no index has their wheels: nowhere, source",
@@ -156,8 +146,9 @@ def test_releases_are_chosen_for_the_python_that_has_the_wheels(
     published.pages["new"]["files"][0]["requires-python"] = f">=3.{minor + 1}"
     assert stack.fits("old", "1.0")
     assert not stack.fits("new", "1.0")
-    file.write_text("old==1.0\nup\nnew\n")
-    assert "no index has their wheels: old" in environment.of_files([str(file)], ["up"]).notes[0]
+    assert (
+        "no index has their wheels: old" in stack_of(tmp_path, "old==1.0\nup\nnew\n", "up").notes[0]
+    )
 
 
 def test_instead_of_a_development_version_that_no_index_has_its_release_decides(
@@ -165,20 +156,16 @@ def test_instead_of_a_development_version_that_no_index_has_its_release_decides(
 ) -> None:
     publish(published, "tool", "1.0", "down<2", day="2024-01-01")
     publish(published, "dev", "1.0.dev1", "down<2", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
     for text in ("tool==1.0.dev5\ndown", "dev==1.0.dev1\ndown", "up==1.0.dev20240101+cu121\ndown"):
-        file.write_text(f"{text}\n")
-        stack = environment.of_files([str(file)], ["up", "down"])
+        stack = stack_of(tmp_path, f"{text}\n")
         assert stack.packages["down"].version == "1.5", stack.notes
         assert stack.notes == ()
     assert stack.packages["up"].version == "1.0.dev20240101"
-    file.write_text("source==1.0\ntool==1.0.dev5\ndown\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "source==1.0\ntool==1.0.dev5\ndown\n")
     assert stack.packages["down"].version == "1.5", stack.notes
     assert "tool" not in " ".join(stack.notes)
     publish(published, "other", "1.0", "tool>=2", day="2024-01-01")
-    file.write_text("other==1.0\ntool==1.0.dev5\ndown\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "other==1.0\ntool==1.0.dev5\ndown\n")
     assert stack.packages["down"].version == "1.5", stack.notes
     assert not any("no such release" in note for note in stack.notes)
 
@@ -190,8 +177,7 @@ def test_a_requirement_that_contradicts_itself_is_said_with_its_lines(
     for version in ("1.0", "2.0"):
         publish(published, "pip", version, day="2024-01-01")
     file = tmp_path / "requirements.txt"
-    file.write_text("pip==1.0\nup\npip==2.0\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "pip==1.0\nup\npip==2.0\n")
     assert releases(stack) == {"up": "2.0", "down": "2.5"}
     (note,) = stack.notes
     assert note == (
@@ -207,9 +193,9 @@ def test_several_contradictions_are_said_each_with_its_requirements(
         publish(published, f"tool{n}", "1.0", f"{n}<2", day="2024-01-01")
         publish(published, n, "1.0", day="2024-01-01")
         publish(published, n, "3.0", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text("toola==1.0\ntoolb==1.0\na==3.0\nb==3.0\nup==1.0\n")
-    stack = environment.of_files([str(file)], ["up", "down", "a"])
+    stack = stack_of(
+        tmp_path, "toola==1.0\ntoolb==1.0\na==3.0\nb==3.0\nup==1.0\n", "up", "down", "a"
+    )
     assert releases(stack) == {"a": "3.0", "up": "1.0", "down": "1.5"}
     text = " ".join(stack.notes)
     assert "a==3.0 and toola==1.0 (" in text
@@ -221,9 +207,7 @@ def test_what_two_packages_need_in_different_releases_is_unknown(
 ) -> None:
     publish(published, "old", "1.0", "down<2", day="2024-01-01")
     publish(published, "new", "1.0", "down>=3", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text("old==1.0\nnew==1.0\nup\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "old==1.0\nnew==1.0\nup\n")
     assert stack.notes[0] == "not known: the releases of down"
     assert "new==1.0 and old==1.0" in stack.notes[1]
     assert stack.packages["down"].version == ""
@@ -237,11 +221,12 @@ def test_a_build_counts_as_its_release(
 ) -> None:
     """``torchvision==0.16.0+cu121`` was left out, so torch was the newest."""
     publish(published, "tool", "1.0", "down<2", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text(
-        f"--extra-index-url http://127.0.0.1:9/whl/{label}\n{name}==1.0+{label}\ndown\n"
+    stack = stack_of(
+        tmp_path,
+        f"--extra-index-url http://127.0.0.1:9/whl/{label}\n{name}==1.0+{label}\ndown\n",
+        "up",
+        "down",
     )
-    stack = environment.of_files([str(file)], ["up", "down"])
     assert stack.packages["down"].version == "1.5"
     assert name == "tool" or stack.packages["up"] == Exact("1.0")
     assert stack.notes == ()
@@ -249,9 +234,7 @@ def test_a_build_counts_as_its_release(
 
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("accelerate<1.15\n")
-    stack = environment.of_files([str(file)], ["accelerate"])
+    stack = stack_of(tmp_path, "accelerate<1.15\n", "accelerate")
     assert stack.packages["accelerate"].version == "1.14.0"
     assert stack.notes[0] == "not known: the releases of torch"
     assert "the package index does not respond" in stack.notes[1]
@@ -261,9 +244,7 @@ def test_without_a_network_the_newest_tested_releases_are_taken(tmp_path: Path) 
 
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network_a_range_above_the_tested_releases_is_no_mistake(tmp_path: Path) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("accelerate>=99\n")
-    stack = environment.of_files([str(file)], ["accelerate"])
+    stack = stack_of(tmp_path, "accelerate>=99\n", "accelerate")
     assert stack.packages["accelerate"].version == ""
     assert "the package index does not respond" in stack.packages["accelerate"].origin
 
@@ -306,9 +287,7 @@ def test_an_override_replaces_what_other_packages_need(
 def test_a_release_that_does_not_exist_is_said(
     published: type[Handler], tmp_path: Path, line: str, day: str, note: str
 ) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"{line}\ndown\n")
-    (first_note, *_) = environment.of_files([str(file)], ["up", "down"], day).notes
+    (first_note, *_) = stack_of(tmp_path, f"{line}\ndown\n", day=day).notes
     assert first_note.startswith(note)
     assert re.split("[=>]", line)[0] in first_note
 
@@ -319,8 +298,7 @@ def test_before_the_first_release_a_package_is_unknown(
     """It was said to be the newest tested release."""
     monkeypatch.setattr(resolver, "tested_releases", lambda _: ("9.0",))
     file = tmp_path / "requirements.txt"
-    file.write_text("up>=1\n")
-    up = environment.of_files([str(file)], ["up"], "1990-01-01").packages["up"]
+    up = stack_of(tmp_path, "up>=1\n", "up", day="1990-01-01").packages["up"]
     assert up.version == ""
     assert up.origin == "the index has no release of it for this Python until 1990-01-01"
     file.write_text("up>=2\n")
@@ -333,9 +311,7 @@ def test_a_timeout_is_not_a_contradiction_and_costs_no_second_try(
 ) -> None:
     execute = Mock(side_effect=subprocess.TimeoutExpired("uv", solver.LIMIT))
     monkeypatch.setattr(uv, "execute", execute)
-    file = tmp_path / "requirements.txt"
-    file.write_text("up\ntool==1.0\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "up\ntool==1.0\n")
     assert stack.packages["up"].version == "2.0"
     (note,) = stack.notes
     assert note.endswith("so each is looked up alone: uv did not answer within 90 s")

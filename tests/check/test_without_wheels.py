@@ -11,7 +11,7 @@ from harness.bugs import catalog
 from harness.check import environment, needs, solver
 from harness.check.installed import NewestOf
 from harness.releases import index
-from tests.check.published import publish, published, releases, starts
+from tests.check.published import publish, published, releases, stack_of, starts
 from tests.index import Handler, no_network, page, served
 from tests.index import file as file_of
 from tests.sandbox import refused
@@ -29,9 +29,7 @@ def test_it_is_known_what_each_package_of_the_catalogue_needs() -> None:
 def test_where_nothing_is_resolved_packages_that_many_projects_name_still_need_ours(
     tmp_path: Path,
 ) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("--no-index\nvllm==0.8.4\n")
-    stack = environment.of_files([str(file)], ["transformers", "torch"])
+    stack = stack_of(tmp_path, "--no-index\nvllm==0.8.4\n", "transformers", "torch")
     assert set(releases(stack).items()) == {("torch", ""), ("transformers", "")}
     assert stack.packages["torch"].origin == "vllm needs it, and vllm could not be resolved"
 
@@ -42,9 +40,7 @@ def test_what_an_omission_needs_in_one_release_is_unknown(
     published.pages["vllm"] = page(file_of("vllm-1.0-cp38-cp38-win32.whl", "2023-01-01T00:00:00"))
     publish(published, "torch", "2.13.0", day="2024-01-01")
     publish(published, "peft", "0.1", "torch", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text("peft==0.1\nvllm==1.0\n")
-    stack = environment.of_files([str(file)], ["peft", "torch"])
+    stack = stack_of(tmp_path, "peft==0.1\nvllm==1.0\n", "peft", "torch")
     assert releases(stack) == {"peft": "0.1", "torch": ""}, stack
     assert stack.packages["torch"].origin == "vllm needs it, and vllm was left out"
 
@@ -65,15 +61,12 @@ def test_what_the_release_of_another_address_needs_is_not_taken_for_it(
     stack = environment.of_files([str(tmp_path / "m.txt")], ["deepspeed", "torch"])
     assert releases(stack) == {"deepspeed": "", "torch": ""}
     (tmp_path / "c.txt").write_text("down @ file:///x\nvllm @ git+https://a.example/x/vllm\n")
-    file = tmp_path / "requirements.txt"
-    file.write_text("-c c.txt\nserve==1.0\n")
-    stack = environment.of_files([str(file)], ["down", "deep", "torch"])
+    stack = stack_of(tmp_path, "-c c.txt\nserve==1.0\n", "down", "deep", "torch")
     assert releases(stack) == {"down": "", "torch": ""}
     (tmp_path / "c.txt").write_text("peft @ file:///x\n")
     publish(published, "trl", "0.1", "peft", "torch", day="2024-01-01")
     publish(published, "peft", "0.1", "torch", day="2024-01-01")
-    file.write_text("-c c.txt\ntrl==0.1\n")
-    other = environment.of_files([str(file)], ["trl", "peft", "torch"])
+    other = stack_of(tmp_path, "-c c.txt\ntrl==0.1\n", "trl", "peft", "torch")
     assert releases(other) == {"trl": "0.1", "peft": "", "torch": "2.13.0"}  # any torch will do
     assert "do not come from an index: down, vllm" in " ".join(stack.notes)
 
@@ -90,9 +83,7 @@ def test_what_is_needed_and_has_an_address_in_a_constraints_file_is_unknown(
     published: type[Handler], tmp_path: Path, line: str, is_known: bool
 ) -> None:
     (tmp_path / "c.txt").write_text(f"{line}\nother @ file:///y\n")
-    file = tmp_path / "requirements.txt"
-    file.write_text("-c c.txt\nup==1.0\n")
-    stack = environment.of_files([str(file)], ["up", "down", "other"])
+    stack = stack_of(tmp_path, "-c c.txt\nup==1.0\n", "up", "down", "other")
     assert stack.packages["down"].version == ("1.5" if is_known else ""), stack
     assert any("not known: the releases of down" in n for n in stack.notes) == (not is_known)
     assert "other" not in stack.packages
@@ -103,9 +94,7 @@ def test_what_a_package_without_wheels_needs_is_resolved_as_well(
 ) -> None:
     """Nothing names torch, but DeepSpeed needs it, and is left out as it has no wheels."""
     monkeypatch.setattr(needs, "NEEDS", {"source": ("down",)})
-    file = tmp_path / "requirements.txt"
-    file.write_text("source==1.0\n")
-    stack = environment.of_files([str(file)], ["up", "down"])
+    stack = stack_of(tmp_path, "source==1.0\n")
     assert stack.packages["down"].version == "3.0"
 
 
@@ -126,9 +115,7 @@ def test_what_needs_an_unknown_release_is_said_first(
     monkeypatch.setattr(needs, "NEEDS", {"down": ("other",), "other": ("deep",)})
     error = solver.NotResolved("nobody understands it")
     monkeypatch.setattr(solver, "choose_versions", Mock(side_effect=error))
-    file = tmp_path / "requirements.txt"
-    file.write_text("up==2.0\ndown>=3\n")
-    stack = environment.of_files([str(file)], ["up", "down", "other", "deep"])
+    stack = stack_of(tmp_path, "up==2.0\ndown>=3\n", "up", "down", "other", "deep")
     assert stack.notes[0] == "not known: the releases of deep and other"
     assert stack.packages["other"].version == ""
     assert "down needs it" in stack.packages["other"].origin
@@ -145,17 +132,14 @@ def test_what_a_package_needs_does_not_vanish_where_it_has_no_wheels(
     """uv is told what deepspeed needs: none of its files is read, and nothing is built."""
     publish(published, "trainer", "1.0", "down", need, day="2024-01-01")
     publish(published, "torch", "2.9.0", day="2024-01-01")
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"{line}\n")
-    stack = environment.of_files([str(file)], ["down", "deepspeed"])
+    stack = stack_of(tmp_path, f"{line}\n", "down", "deepspeed")
     assert stack.notes[0] == "not known: the releases of deepspeed", "no index has it"
     assert " on deepspeed>=0.14" in stack.packages["deepspeed"].origin
     assert stack.packages["down"].version == "3.0"
     names = ("deepspeed-0.13.1.tar.gz", "deepspeed-0.15.0.tar.gz")
     published.pages["deepspeed"] = page(*(file_of(n, "2023-01-01T00:00:00") for n in names))
     index.forget()
-    file.write_text(f"{line}\nup\n")
-    stack = environment.of_files([str(file)], ["down", "deepspeed"])
+    stack = stack_of(tmp_path, f"{line}\nup\n", "down", "deepspeed")
     assert releases(stack) == {"deepspeed": "0.15.0", "down": "2.5", "torch": "2.9.0"}
     assert stack.packages["deepspeed"] == NewestOf("0.15.0", "the other packages")
     assert not any(path.endswith(".gz") for path in published.requests)
@@ -191,9 +175,7 @@ def test_no_old_release_is_taken_because_the_newest_needs_what_has_no_wheel(
     publish(published, "trainer", "1.0", "down<2", day="2021-01-01")
     publish(published, "trainer", "2.0", "down", need, day="2024-01-01")
     published.pages["source"]["files"].append(file_of("source-0.4-py2-none-any.whl"))
-    file = tmp_path / "requirements.txt"
-    file.write_text("trainer\n")
-    stack = environment.of_files([str(file)], ["down", "trainer"])
+    stack = stack_of(tmp_path, "trainer\n", "down", "trainer")
     assert releases(stack) == {"down": "3.0", "trainer": "2.0"}
     assert stack.notes == ()
 
@@ -210,10 +192,10 @@ def test_a_release_that_pip_would_build_is_the_newest_one(
     file = tmp_path / "requirements.txt"
     publish(published, "strict", "1.0", "inner", day="2024-01-01")
     publish(published, "inner", "1.0", "down<2", day="2024-01-01")
-    file.write_text("down\nstrict\n")
-    stack = environment.of_files([str(file)], ["down"])
+    stack = stack_of(tmp_path, "down\nstrict\n", "down")
     assert (releases(stack), stack.notes) == ({"down": "1.5"}, ())
-    file.write_text("trainer\n" if needed else "up\n")
-    assert environment.of_files([str(file)], ["up"]).packages["up"].version == "3.0"
+    assert (
+        stack_of(tmp_path, "trainer\n" if needed else "up\n", "up").packages["up"].version == "3.0"
+    )
     stack = environment.of_files([str(file)], ["up"], "2024-07-15")
     assert stack.packages["up"].version == "2.0", "on that day"
