@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def read(file: Path | None) -> dict[str, Acceptance]:
         if file or os.path.isfile(path):
             document = _document(path)
             if document or path.name != PROJECT:
-                return _by_bug(_entries(document, path), path)
+                return _by_bug(document, path)
     return {}
 
 
@@ -57,16 +57,12 @@ def _document(path: Path) -> Mapping[str, Any]:
         raise UserError(f"{path}: {error}") from None
 
 
-def _entries(document: Mapping[str, Any], path: Path) -> list[Any]:
+def _by_bug(document: Mapping[str, Any], path: Path) -> dict[str, Acceptance]:
     if others := sorted(set(document) - {"accepted"}):
         raise UserError(f"{path}: {unknown('key', short(others[0]), ['accepted'])}")
-    accepted = document.get("accepted", [])
-    if not isinstance(accepted, list):
+    entries = document.get("accepted", [])
+    if not isinstance(entries, list):
         raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
-    return accepted
-
-
-def _by_bug(entries: Iterable[Any], path: Path) -> dict[str, Acceptance]:
     acceptances: dict[str, Acceptance] = {}
     for entry in entries:
         acceptance = _acceptance(entry, path)

@@ -134,29 +134,26 @@ def advice(bugs: Sequence[Checked], settings: Mapping[str, Setting] | None = Non
             for checked in bugs
             if checked.subject == (package, release)
             and checked.status is BugStatus.NOT_AFFECTED
-            and not _off(checked.scenario, settings)
+            and not (
+                settings is not None
+                and trigger(catalog.scenario(checked.scenario).settings, settings).met is False
+            )
         ]
         suggestions.append(remedies.advice(package, release, names, unaffected, fits))
     return [suggestion for suggestion in suggestions if suggestion]
 
 
-def _off(name: str, settings: Mapping[str, Setting] | None) -> bool:
-    """Whether these settings cannot set off a bug."""
-    conditions = catalog.scenario(name).settings
-    return settings is not None and trigger(conditions, settings).met is False
-
-
 def by_severity(bugs: Iterable[Checked]) -> list[Checked]:
     """Sort bugs by status, affected first; then the most damaging first; then the hardest to
     notice."""
-    return sorted(bugs, key=_severity)
 
+    def severity(checked: Checked) -> tuple[int, int, int, str]:
+        scenario = catalog.scenario(checked.scenario)
+        harm = (*HARMS, scenario.harm).index(scenario.harm)
+        visibility = (*VISIBILITIES, scenario.visibility).index(scenario.visibility)
+        return list(BugStatus).index(checked.status), harm, visibility, checked.scenario
 
-def _severity(checked: Checked) -> tuple[int, int, int, str]:
-    scenario = catalog.scenario(checked.scenario)
-    harm = (*HARMS, scenario.harm).index(scenario.harm)
-    visibility = (*VISIBILITIES, scenario.visibility).index(scenario.visibility)
-    return list(BugStatus).index(checked.status), harm, visibility, checked.scenario
+    return sorted(bugs, key=severity)
 
 
 def _recorded(name: str, environment: Environment) -> Checked:

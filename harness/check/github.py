@@ -93,11 +93,5 @@ def _row(checked: Checked, report: Report) -> list[str]:
         scenario.title,
         scenario.trigger,
         checked.remedy,
-        _place_text(report.place(checked)),
+        str(report.place(checked) or ""),
     ]
-
-
-def _place_text(place: Place | None) -> str:
-    if place is None:
-        return ""
-    return f"{place.file}, line {place.line}" if place.line else str(place.file)

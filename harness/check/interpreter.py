@@ -80,15 +80,24 @@ def missing(python: Path, modules: Sequence[str]) -> list[str]:
 
 
 def _asked(python: Path, program: str, question: object, *options: str) -> Any:
-    """The answer of a program in another interpreter."""
+    """The answer of a program in another interpreter: the line with the mark."""
     command = [str(python.absolute()), *options, "-B", "-c", START, program, MARK]
     command.append(json.dumps(question))
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         code = _finished(python, command, output, errors)
-        answer = _answer(output)
-        if answer is None:
-            raise Inconclusive(f"{python} gives no answer: {_why(code, errors)}")
-    return answer
+        for line in _lines(output):
+            if line.startswith(MARK):
+                with suppress(ValueError, RecursionError):
+                    return json.loads(line[len(MARK) :])
+        message = next((line.strip() for line in reversed(_lines(errors)) if line.strip()), "")
+    end = f"signal {-code}" if code < 0 else f"exit code {code}"
+    why = f"{end}, {short(message or 'no message', 200)}"
+    raise Inconclusive(f"{python} gives no answer: {why}")
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").split("\n")
 
 
 def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[bytes]) -> int:
@@ -117,22 +126,3 @@ def _finished(python: Path, command: list[str], output: IO[bytes], errors: IO[by
     finally:
         end_all(token)
         process.wait()
-
-
-def _answer(output: IO[bytes]) -> Any:
-    """Parse the line with the mark; None without such a line."""
-    output.seek(0)
-    for line in output.read().decode(errors="replace").splitlines():
-        if line.startswith(MARK):
-            with suppress(ValueError, RecursionError):
-                return json.loads(line[len(MARK) :])
-    return None
-
-
-def _why(code: int, errors: IO[bytes]) -> str:
-    """Why there is no answer: the exit code, and the last line on stderr."""
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").split("\n")
-    message = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
-    end = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{end}, {short(message, 200)}"

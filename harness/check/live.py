@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED
-from harness.bugs.pins import Interpreter
 from harness.check.bug_status import RAN, BugStatus, Checked
 from harness.check.environment import Environment
 from harness.run import command_line
@@ -36,13 +35,18 @@ def statuses(
     interpreter = environment.interpreter
     if interpreter and "torch" not in interpreter.packages:
         raise Unsupported(f"{interpreter.executable} has no torch, which --run needs")
-    if interpreter is None:
-        _mention_torch(environment)
+    if interpreter is None:  # overlays use the torch of this Python
+        requested, local = environment.packages.get("torch"), release_of("torch")
+        if requested and local and requested.public != local.partition("+")[0]:
+            version = requested.version or "another torch"
+            warn(f"{environment.where} has torch {version}, but the runs use torch {local}")
     with tempfile.TemporaryDirectory() as folder:
         composed = command_line.compose_each(
             names, [f"variant={RELEASED}", f"runs={folder}", *words]
         )
-        together = _together(names, interpreter)
+        packages = interpreter.packages.keys() if interpreter else set()
+        pinned = {name: catalog.scenario(name).pins.keys() for name in names}
+        together = tuple(n for n in names if interpreter and pinned[n] <= packages)
         if composed[0].on.where == SLURM:
             raise UserError("check --run tests the packages of this machine: leave on=slurm out")
         configs = [
@@ -50,27 +54,13 @@ def statuses(
                 config,
                 installed=interpreter,
                 together=together,
-                pins={} if interpreter else _pins(checked),
+                pins={}
+                if interpreter
+                else {n: v for n, v in checked.releases.items() if n in pinned[checked.scenario]},
             )
             for checked, config in zip(bugs, composed, strict=True)
         ]
         return _with_runs(bugs, configs, progress)
-
-
-def _mention_torch(environment: Environment) -> None:
-    """Warn if a file selects another torch than that of this Python, which overlays use."""
-    requested, local_release = environment.packages.get("torch"), release_of("torch")
-    if requested and local_release and requested.public != local_release.partition("+")[0]:
-        version = requested.version or "another torch"
-        warn(f"{environment.where} has torch {version}, but the runs use torch {local_release}")
-
-
-def _together(names: Sequence[str], interpreter: Interpreter | None) -> tuple[str, ...]:
-    """The scenarios that share a server: those whose packages are all installed."""
-    packages = interpreter.packages if interpreter else {}
-    return tuple(
-        n for n in names if interpreter and catalog.scenario(n).pins.keys() <= packages.keys()
-    )
 
 
 def _with_runs(
@@ -102,9 +92,3 @@ def _with_runs(
 def _unclear(checked: Checked, why: str) -> Checked:
     """Keep the recorded status and add why the run gave none."""
     return replace(checked, why=f"{checked.why}; the run gave no certain status: {why}")
-
-
-def _pins(checked: Checked) -> dict[str, str]:
-    """The file's releases of the packages that a scenario pins."""
-    pins = catalog.scenario(checked.scenario).pins
-    return {name: version for name, version in checked.releases.items() if name in pins}

@@ -23,6 +23,9 @@ class Place:
     line: int = 0
     """From 1; 0 if it is not known."""
 
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}" if self.line else str(self.file)
+
 
 @dataclass
 class Places:
