@@ -73,13 +73,17 @@ def match_spec(text: str) -> MatchSpec:
     spec = re.sub(r"(^|\s)#.*", "", text).strip()
     if (file := FILE.fullmatch(spec)) is not None:
         return MatchSpec(_name(file[1]), f"=={file[2]}")
+    spec, bracket, fields = spec.partition("[")  # pytorch[version='2.1.*']
+    fields, _, rest = fields.partition("]")
     match = re.fullmatch(r"([\w.-]+)\s*((?:[<>=!~*\d^].*)?)", _without_channel(spec))
-    if match is None or "[" in spec:
+    if match is None or rest.strip() or (bracket and "=" not in fields):
         raise ValueError("it is no package with a version, as conda names it")
     text = re.sub(r" ?([,|]) ?", r"\1", " ".join(match[2].split()))  # spaces around operators
     text = re.sub(r"([<>=!~]) ", r"\1", text)
     parts = BUILD.fullmatch(text)
     version, build = (parts[1], parts[2]) if parts else (text, None)
+    if inside := re.search(r"""\bversion\s*=\s*("[^"]*"|'[^']*'|[^,]*)""", fields):
+        version = inside[1].strip("\"' ")
     fuzzy = version.startswith("=") and not version.startswith("==")
     return MatchSpec(
         _name(match[1]), version.lstrip("=") if fuzzy else version, fuzzy and not build

@@ -26,7 +26,7 @@ from harness.check.installed import (
     described,
     from_git,
 )
-from harness.check.markers import holds
+from harness.check.requirement_lines import holds
 from harness.check.synonyms import ELSEWHERE
 from harness.releases.index import allows_here
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at

@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.check import constraints
-from harness.check.markers import holds
-from harness.check.requirement_lines import Line, declared
+from harness.check.requirement_lines import Line, declared, holds
 from harness.check.sections import Content, Part, key
 from harness.system.documents import as_table, as_text, as_texts, table_at
 from harness.system.text import short

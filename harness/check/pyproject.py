@@ -17,8 +17,7 @@ from packaging.utils import canonicalize_name
 
 from harness.check import poetry
 from harness.check.constraints import of_poetry
-from harness.check.markers import holds
-from harness.check.requirement_lines import Include, Line, Role, declared, named, parsed
+from harness.check.requirement_lines import Include, Line, Role, declared, holds, named, parsed
 from harness.check.sections import Content, Part, key
 from harness.check.unread import PIXI
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at

@@ -17,7 +17,7 @@ from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from harness.check.installed import ARCHIVES
+from harness.check.installed import ARCHIVES, EDITABLE
 from harness.check.source import names_in
 from harness.system.documents import DIGITS
 from harness.system.text import plain, short
@@ -61,14 +61,6 @@ class Address:
 
 
 @dataclass(frozen=True)
-class FrozenEditable:
-    """An editable install in a comment of ``pip freeze``."""
-
-    name: str
-    version: str
-
-
-@dataclass(frozen=True)
 class Include:
     """Another file: its lines count, too."""
 
@@ -87,13 +79,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A package whose release could not be read."""
+    """A package of which nobody knows which release it is."""
 
     name: str
     because: str
+    version: str = ""
+    """What it calls itself; empty if the file does not say."""
 
 
-Item = Requirement | Address | FrozenEditable | Include | Option | Skipped
+Item = Requirement | Address | Include | Option | Skipped
 
 
 class Role(Enum):
@@ -143,6 +137,17 @@ def declared(text: str, role: Role = Role.REQUIRED) -> Line:
 
 def named(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
     return Line(str(requirement), (requirement,), role)
+
+
+def holds(marker: Marker | str) -> bool:
+    """Whether a marker holds for this Python and this platform.
+
+    Raises ValueError for what is no marker, and for one that compares nothing: ``'a' == 'b'``.
+    """
+    try:
+        return (Marker(marker) if isinstance(marker, str) else marker).evaluate()
+    except (ValueError, LookupError, RecursionError):  # packaging's exceptions: one is a KeyError
+        raise ValueError(f"'{short(str(marker))}' is no marker") from None
 
 
 def why(error: BaseException) -> str:
@@ -197,7 +202,7 @@ def _items(line: str) -> Iterator[Item]:
     if re.search(rf"\d{{{DIGITS}}}", line):
         raise ValueError(f"it contains a number of {DIGITS} digits or more")
     if comment := FROZEN_EDITABLE.match(line):
-        yield FrozenEditable(canonicalize_name(comment[1], validate=True), comment[2])
+        yield Skipped(canonicalize_name(comment[1], validate=True), EDITABLE, comment[2])
     elif not line.startswith("-"):
         yield _package(line)
     elif ";" in line and (edited := re.match(r"(?:-e|--editable)[=\s]*", line)):

@@ -22,7 +22,6 @@ from harness.check import project_folders
 from harness.check.contradictions import conditions, exact_versions
 from harness.check.formats import Declaration, source_of
 from harness.check.installed import (
-    EDITABLE,
     LEFT_OUT,
     WEB,
     Installed,
@@ -31,20 +30,19 @@ from harness.check.installed import (
     described,
     is_misnamed,
 )
-from harness.check.markers import holds
 from harness.check.requirement_lines import (
     LINKS,
     MORE,
     NO_INDEX,
     WHERE,
     Address,
-    FrozenEditable,
     Include,
     Item,
     Option,
     Role,
     Skipped,
     expanded,
+    holds,
     why,
 )
 from harness.check.source import FROM_WEB, project_of, read_file
@@ -222,9 +220,7 @@ class _Reader:
             case Address():
                 self._note_address(item, file, where, packages)
             case Skipped():
-                packages.add_direct(item.name, Unknown(item.because), where)
-            case FrozenEditable():
-                packages.add_direct(item.name, described(item.version, EDITABLE), where)
+                packages.add_direct(item.name, described(item.version, item.because), where)
             case Include():
                 content.frozen = False
                 inside = source_of(read_file(self._inside(file, item.file)))
