@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
 from harness.check.contradictions import is_impossible
-from harness.check.requirement_lines import Line, Role, Skipped, parsed, statements
+from harness.check.requirement_lines import Line, Role, Skipped, parse_line, statements
 from harness.check.sections import Content
 from harness.check.synonyms import ELSEWHERE, named_in, unrecorded_libraries
 from harness.system.documents import as_list, as_table, as_text, as_texts
@@ -135,13 +135,13 @@ def read(document: Any, file: str) -> Content:
             cuda = SpecifierSet(specifier)
         else:
             torch = specifier if spec.name == "torch" else torch
-            content.add("", WHERE, [parsed(f"{spec.name}{specifier}")])
+            content.add("", WHERE, [parse_line(f"{spec.name}{specifier}")])
             if "|" in spec.version:
                 where = f"{file}, {WHERE}: '{short(text)}'"
                 content.notes.append(f"{where}: which of the alternatives is left open")
     bound = _bound_of(cuda) if cuda is not None and torch is not None else ""
     if bound and not is_impossible(SpecifierSet(f"{torch},{bound}")):
-        content.add("", WHERE, [parsed(f"torch{bound}", Role.CONSTRAINT)])
+        content.add("", WHERE, [parse_line(f"torch{bound}", Role.CONSTRAINT)])
     return content
 
 
@@ -157,7 +157,7 @@ def _bound_of(cuda: SpecifierSet) -> str:
 def _of_pip(entry: Mapping[str, Any], content: Content, ours: Collection[str], file: str) -> None:
     texts = as_texts(entry.get("pip"), f"{WHERE}, pip")
     # conda writes them into a requirements file
-    content.add("", WHERE, [parsed(line) for text in texts for _, line in statements(text)])
+    content.add("", WHERE, [parse_line(line) for text in texts for _, line in statements(text)])
     for name in sorted(entry.keys() - {"pip"}):
         values = entry[name] if isinstance(entry[name], list) else [entry[name]]
         for value in values:

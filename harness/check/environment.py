@@ -25,7 +25,7 @@ from harness.check.installed import (
     merged,
     recorded,
 )
-from harness.check.project_folders import Opened
+from harness.check.project_folders import Selection
 from harness.check.resolution_store import Resolution
 from harness.check.resolver import resolve
 from harness.check.source import INPUTS, MAPPING, STDIN
@@ -228,7 +228,7 @@ def _unrecorded(names: Iterable[str]) -> list[str]:
     return [f"no bug of {listed(libraries)} is recorded here, which does not mean that {have} none"]
 
 
-def _opened(name: str) -> Opened:
+def _opened(name: str) -> Selection:
     """The file, or the file to read in the folder, with this name."""
     if not name:
         raise UserError("-r names no file: name one, or . for this folder")

@@ -17,7 +17,7 @@ from packaging.utils import InvalidName, canonicalize_name
 
 from harness.check import conda_environment, conda_locks, lock_files, poetry, pyproject, unread
 from harness.check.installed import Installed
-from harness.check.requirement_lines import Line, parsed, statements
+from harness.check.requirement_lines import Line, parse_line, statements
 from harness.check.sections import Content, key
 from harness.check.source import PackageFile, content_of
 from harness.system.errors import UserError
@@ -126,7 +126,7 @@ class Declaration(Source):
 def _read_requirements(text: str, file: str) -> Content:
     content = Content(is_plain=True)
     for number, line in statements(text):
-        content.add("", f"line {number}", [parsed(line)])
+        content.add("", f"line {number}", [parse_line(line)])
     return content
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.check import constraints
-from harness.check.requirement_lines import Line, declared, holds
+from harness.check.requirement_lines import Line, holds, parse_entry
 from harness.check.sections import Content, Part, key
 from harness.system.documents import as_table, as_text, as_texts, table_at
 from harness.system.text import short
@@ -103,7 +103,7 @@ def _entry(
         address = address_of(table, where)
         version = as_text(table.get("version", "*"), f"{where}.version")
         specifier = f" @ {address}" if address else _valid(constraints.of_poetry, version, where)
-        line = declared(f"{package}{specifier}")
+        line = parse_entry(f"{package}{specifier}")
         if "|" in version and not address:
             which = f"which of the alternatives '{short(version)}' is left open"
             content.notes.append(f"{file}, {where}: {which}")

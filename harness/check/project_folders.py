@@ -42,7 +42,7 @@ NAMES = (*LOCKS, "requirements.txt", *PROJECTS, *CONDA)
 
 
 @dataclass(frozen=True)
-class Opened:
+class Selection:
     """A file, and for a folder, which of its files it is."""
 
     source: Declaration | Listing
@@ -57,7 +57,7 @@ class Opened:
         return self.choice + (f"; {', '.join(others)} not read" if others else "")
 
 
-def opened(name: str) -> Opened:
+def opened(name: str) -> Selection:
     """The file with a name, or the file to read in the folder with a name.
 
     Lock files come first. Raises UserError for a folder in which no file names dependencies.
@@ -69,7 +69,7 @@ def opened(name: str) -> Opened:
     if not folder.is_dir():
         if why := unread.by_name(folder.name):  # before it is read: an archive is no text
             raise UserError(f"{short(name)} is not read: {why}")
-        return Opened(source_of(source.read(name)))
+        return Selection(source_of(source.read(name)))
     candidates = [name for name in NAMES if (folder / name).is_file()]
     if chosen:
         candidates = [name for name in candidates if name in PROJECTS]
@@ -98,7 +98,7 @@ def opened(name: str) -> Opened:
     best, *others = usable
     file = files.get(best) or classified(source.read_inside(folder / best))
     file = replace(file, chosen=source.names_in(chosen))
-    return Opened(file, f"{name}: {specials}{best} was read", tuple(others))
+    return Selection(file, f"{name}: {specials}{best} was read", tuple(others))
 
 
 def _specials(folder: Path) -> list[str]:

@@ -17,7 +17,15 @@ from packaging.utils import canonicalize_name
 
 from harness.check import poetry
 from harness.check.constraints import of_poetry
-from harness.check.requirement_lines import Include, Line, Role, declared, holds, named, parsed
+from harness.check.requirement_lines import (
+    Include,
+    Line,
+    Role,
+    holds,
+    line_of,
+    parse_entry,
+    parse_line,
+)
 from harness.check.sections import Content, Part, key
 from harness.check.unread import PIXI
 from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
@@ -41,7 +49,7 @@ def read(document: Mapping[str, Any], file: str) -> Content:
     entry."""
     content, project = Content(), table_at(document, "project")
     dependencies = as_texts(project.get("dependencies"), "project.dependencies")
-    content.add("", "project.dependencies", map(declared, dependencies))
+    content.add("", "project.dependencies", map(parse_entry, dependencies))
     _lists(document, content)
     _setuptools(document, content, file)
     _groups(table_at(document, GROUPS), content)
@@ -66,19 +74,19 @@ def _lists(document: Mapping[str, Any], content: Content) -> None:
         where = f"{table}.{list_key}"
         lines = as_texts(table_at(document, *table.split(".")).get(list_key), where)
         if lines:
-            content.add(group, where, map(declared, lines))
+            content.add(group, where, map(parse_entry, lines))
     for table in TABLES_OF_LISTS:
         for name, entries in table_at(document, *table.split(".")).items():
             texts = as_texts(entries, f"{table}.{name}")
             edits = [t for t in texts if table == PDM and t.startswith("-e ")]
-            entries = [parsed(text) if text in edits else declared(text) for text in texts]
+            entries = [parse_line(text) if text in edits else parse_entry(text) for text in texts]
             content.add(name, f"{table}.{name}", entries)
     for name, environment in table_at(document, "tool", "hatch", "envs").items():
         where = f"tool.hatch.envs.{name}"
         for part in ("dependencies", "extra-dependencies"):
             lines = as_texts(as_table(environment, where).get(part), f"{where}.{part}")
             if lines:
-                content.add(name, where, map(declared, lines))
+                content.add(name, where, map(parse_entry, lines))
 
 
 def _setuptools(document: Mapping[str, Any], content: Content, file: str) -> None:
@@ -100,10 +108,10 @@ def _included(dynamic: Mapping[str, Any], name: str, above: str) -> list[Line]:
     """The lines for files with requirements."""
     where = f"{above}.{name}.file"
     files = as_table(dynamic[name], f"{above}.{name}").get("file")
-    return list(map(included, [files] if isinstance(files, str) else as_texts(files, where)))
+    return list(map(include_line, [files] if isinstance(files, str) else as_texts(files, where)))
 
 
-def included(file: str) -> Line:
+def include_line(file: str) -> Line:
     return Line(f"-r {file}", (Include(file),))
 
 
@@ -115,7 +123,7 @@ def _groups(groups: Mapping[str, Any], content: Content) -> None:
         where = f"{GROUPS}.{name}"
         for entry in as_list(entries, where):
             if isinstance(entry, str):
-                content.add(name, where, [declared(entry)])
+                content.add(name, where, [parse_entry(entry)])
             else:
                 group = as_table(entry, f"an entry of {where}").get("include-group")
                 text = as_text(group, f"include-group of {where}")
@@ -160,7 +168,7 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
     for name, value in table_at(document, "tool", "pdm", "resolution", "overrides").items():
         overrides.setdefault(canonicalize_name(name), []).append(_pdm_override(name, value))
     left_out = {
-        name: named(Requirement(name), Role.LEFT_OUT)
+        name: line_of(Requirement(name), Role.LEFT_OUT)
         for name, those in overrides.items()
         if not any(not one.marker or holds(one.marker) for one in those)
     }
@@ -171,9 +179,9 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         name = canonicalize_name(requirement.name) if requirement else ""
         if name in overrides:
             declared_names.add(name)
-            yield from [left_out[name]] if name in left_out else map(named, overrides[name])
+            yield from [left_out[name]] if name in left_out else map(line_of, overrides[name])
         elif requirement and (address := _source(name, section, sources.get(name, ()))):
-            yield named(at(requirement, address))
+            yield line_of(with_address(requirement, address))
         else:
             yield line
 
@@ -183,15 +191,15 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         if name in left_out and name not in declared_names:  # otherwise only where it is declared
             content.add("", where, [left_out[name]])
         elif name not in left_out:
-            lines = [named(one, Role.OVERRIDE) for one in those if not one.url]
+            lines = [line_of(one, Role.OVERRIDE) for one in those if not one.url]
             content.add("", where, lines)
             if name not in declared_names:  # an address stays a requirement, as uv installs it
-                content.add("", where, [named(one) for one in those if one.url])
+                content.add("", where, [line_of(one) for one in those if one.url])
     content.add(
         "",
         "tool.uv.constraint-dependencies",
         (
-            named(one, Role.REQUIRED if one.url else Role.CONSTRAINT)
+            line_of(one, Role.REQUIRED if one.url else Role.CONSTRAINT)
             for one in _requirements(uv, "constraint-dependencies")
         ),
     )
@@ -201,7 +209,7 @@ def _requirements(uv: Mapping[str, Any], name: str) -> Iterator[Requirement]:
     """The requirements in a list of uv's settings."""
     where = f"tool.uv.{name}"
     for text in as_texts(uv.get(name), where):
-        line = declared(text)
+        line = parse_entry(text)
         if line.requirement is None:
             raise ValueError(f"{where}: '{short(text)}' is no requirement")
         yield line.requirement
@@ -218,7 +226,7 @@ def _pdm_override(name: str, value: Any) -> Requirement:
         raise ValueError(f"{where}: {error}") from None
 
 
-def at(requirement: Requirement, address: str) -> Requirement:
+def with_address(requirement: Requirement, address: str) -> Requirement:
     """A requirement that comes from an address, and not from an index."""
     other = copy.copy(requirement)
     other.specifier, other.url = SpecifierSet(), address
@@ -258,7 +266,7 @@ def read_setup_cfg(config: ConfigParser, file: str) -> Content:
 
 def _setup_lines(value: str) -> list[Line]:
     if value.strip().startswith("file:"):
-        return [included(name.strip()) for name in value.strip()[5:].split(",")]
+        return [include_line(name.strip()) for name in value.strip()[5:].split(",")]
     parts = value.splitlines() if "\n" in value else value.split(";")  # as setuptools does
     texts = (re.sub(r"(^|\s)#.*", "", part).strip() for part in parts)
-    return [declared(text) for text in texts if text]
+    return [parse_entry(text) for text in texts if text]

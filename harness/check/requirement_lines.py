@@ -120,7 +120,7 @@ class Line:
         return item if isinstance(item, Requirement) else None
 
 
-def parsed(text: str, role: Role = Role.REQUIRED) -> Line:
+def parse_line(text: str, role: Role = Role.REQUIRED) -> Line:
     """A line of a requirements file."""
     try:
         return Line(text, tuple(_items(text)), role)
@@ -128,14 +128,14 @@ def parsed(text: str, role: Role = Role.REQUIRED) -> Line:
         return Line(text, (), role, why(error))
 
 
-def declared(text: str, role: Role = Role.REQUIRED) -> Line:
+def parse_entry(text: str, role: Role = Role.REQUIRED) -> Line:
     """An entry of a project's file, which has no options."""
     if text.startswith("-"):
         return Line(text, (), role, "a requirement begins with a name")
-    return parsed(text, role)
+    return parse_line(text, role)
 
 
-def named(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
+def line_of(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
     return Line(str(requirement), (requirement,), role)
 
 
