@@ -22,9 +22,9 @@ from harness.check.requirement_lines import (
     Line,
     Role,
     holds,
-    line_of,
     parse_entry,
     parse_line,
+    requirement_line,
 )
 from harness.check.sections import Content, Part, key
 from harness.check.unread import PIXI
@@ -168,7 +168,7 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
     for name, value in table_at(document, "tool", "pdm", "resolution", "overrides").items():
         overrides.setdefault(canonicalize_name(name), []).append(_pdm_override(name, value))
     left_out = {
-        name: line_of(Requirement(name), Role.LEFT_OUT)
+        name: requirement_line(Requirement(name), Role.LEFT_OUT)
         for name, those in overrides.items()
         if not any(not one.marker or holds(one.marker) for one in those)
     }
@@ -179,9 +179,11 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         name = canonicalize_name(requirement.name) if requirement else ""
         if name in overrides:
             declared_names.add(name)
-            yield from [left_out[name]] if name in left_out else map(line_of, overrides[name])
+            yield from (
+                [left_out[name]] if name in left_out else map(requirement_line, overrides[name])
+            )
         elif requirement and (address := _source(name, section, sources.get(name, ()))):
-            yield line_of(with_address(requirement, address))
+            yield requirement_line(with_address(requirement, address))
         else:
             yield line
 
@@ -191,15 +193,15 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         if name in left_out and name not in declared_names:  # otherwise only where it is declared
             content.add("", where, [left_out[name]])
         elif name not in left_out:
-            lines = [line_of(one, Role.OVERRIDE) for one in those if not one.url]
+            lines = [requirement_line(one, Role.OVERRIDE) for one in those if not one.url]
             content.add("", where, lines)
             if name not in declared_names:  # an address stays a requirement, as uv installs it
-                content.add("", where, [line_of(one) for one in those if one.url])
+                content.add("", where, [requirement_line(one) for one in those if one.url])
     content.add(
         "",
         "tool.uv.constraint-dependencies",
         (
-            line_of(one, Role.REQUIRED if one.url else Role.CONSTRAINT)
+            requirement_line(one, Role.REQUIRED if one.url else Role.CONSTRAINT)
             for one in _requirements(uv, "constraint-dependencies")
         ),
     )

@@ -135,7 +135,7 @@ def parse_entry(text: str, role: Role = Role.REQUIRED) -> Line:
     return parse_line(text, role)
 
 
-def line_of(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
+def requirement_line(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
     return Line(str(requirement), (requirement,), role)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -235,18 +234,3 @@ def test_a_link_within_the_project_is_followed(tmp_path: Path) -> None:
     (tmp_path / "docker" / "base.txt").write_text("up==1.0\n")
     (tmp_path / "requirements.txt").symlink_to("docker/base.txt")
     assert environment.of_files([str(tmp_path)], ["up"]).packages["up"].version == "1.0"
-
-
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("pixi.toml", "--python .pixi/envs/default"),
-        ("Dockerfile", "docker run IMAGE pip freeze"),
-        ("setup.py", "pip freeze"),
-    ],
-)
-def test_a_file_that_is_not_read_has_a_way_out(tmp_path: Path, name: str, way: str) -> None:
-    (tmp_path / name).write_text("version: 6\n")
-    for word in (str(tmp_path), str(tmp_path / name)):
-        with pytest.raises(UserError, match=re.escape(way)):
-            environment.of_files([word], ["up"])

@@ -38,6 +38,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("name", "text", "way"),
     [
+        ("pixi.toml", "[project]\n", "--python .pixi/envs/default"),
+        ("setup.py", "import os\n", "pip freeze"),
         ("packages.txt", PIP_LIST, "give the output of 'pip freeze'"),
         ("packages.txt", CONDA_LIST, "give the output of 'conda list --json'"),
         ("spec-file.txt", EXPLICIT, "'conda list --json'"),
@@ -62,7 +64,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_that_is_not_read_has_a_way_out(name: str, text: str, way: str) -> None:
     Path(name).write_text(text)
     Path("all.txt").write_text(f"-r {name}\n")
-    for word in (name, "all.txt"):
+    in_folder = "." if name in ("pixi.toml", "setup.py", "Containerfile") else name
+    for word in (name, "all.txt", in_folder):
         with pytest.raises(UserError, match=re.escape(way)) as error:
             of_files([word], ["up"])
         assert "\n" not in str(error.value)
