@@ -159,15 +159,15 @@ class Report:
         return self._places.of_package([])
 
 
-Line = tuple[str, str | None]
+StyledLine = tuple[str, str | None]
 """A line of the report, and its style."""
 
 
-def text_lines(report: Report, *, long: bool = False) -> list[Line]:
+def text_lines(report: Report, *, long: bool = False) -> list[StyledLine]:
     """The report for people: the number of bugs, then each bug that affects the user, then one line
     for each other bug; ``long`` has every bug in full. The most damaging bugs come first. A line
     break inside a name does not start a new line."""
-    lines: list[Line] = []
+    lines: list[StyledLine] = []
 
     def add(*texts: str, style: str | None = None) -> None:
         lines.extend((unbroken(text), style) for text in texts)

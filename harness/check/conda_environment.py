@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
 from harness.check.contradictions import is_impossible
-from harness.check.requirement_lines import Line, Role, Skipped, parse_line, statements
+from harness.check.requirement_lines import Line, Purpose, Skipped, parse_line, statements
 from harness.check.sections import Content
 from harness.check.synonyms import ELSEWHERE, named_in, unrecorded_libraries
 from harness.system.documents import as_list, as_table, as_text, as_texts
@@ -141,7 +141,7 @@ def read(document: Any, file: str) -> Content:
                 content.notes.append(f"{where}: which of the alternatives is left open")
     bound = _bound_of(cuda) if cuda is not None and torch is not None else ""
     if bound and not is_impossible(SpecifierSet(f"{torch},{bound}")):
-        content.add("", WHERE, [parse_line(f"torch{bound}", Role.CONSTRAINT)])
+        content.add("", WHERE, [parse_line(f"torch{bound}", Purpose.CONSTRAINT)])
     return content
 
 

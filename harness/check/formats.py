@@ -29,7 +29,7 @@ class NothingDeclared(UserError):
 
 
 @dataclass(frozen=True)
-class Source(PackageFile):
+class ParsedFile(PackageFile):
     """A file with a syntax of its own, and the function that reads its document."""
 
     syntax: str = ""
@@ -41,7 +41,7 @@ class Source(PackageFile):
         return content_of(self.name, self.text, self.syntax) if self.syntax else self.text
 
 
-class Listing(Source):
+class Listing(ParsedFile):
     """A file that lists all packages of an environment, and not what a project declares."""
 
     def packages(self) -> list[tuple[str, Installed]]:
@@ -57,7 +57,7 @@ class Listing(Source):
             raise UserError(f"{self.name} is not a valid lock file: {why}") from None
 
 
-class Declaration(Source):
+class Declaration(ParsedFile):
     """A file that declares the needs of a project."""
 
     @cached_property

@@ -20,7 +20,7 @@ from harness.check.constraints import of_poetry
 from harness.check.requirement_lines import (
     Include,
     Line,
-    Role,
+    Purpose,
     holds,
     parse_entry,
     parse_line,
@@ -168,7 +168,7 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
     for name, value in table_at(document, "tool", "pdm", "resolution", "overrides").items():
         overrides.setdefault(canonicalize_name(name), []).append(_pdm_override(name, value))
     left_out = {
-        name: requirement_line(Requirement(name), Role.LEFT_OUT)
+        name: requirement_line(Requirement(name), Purpose.LEFT_OUT)
         for name, those in overrides.items()
         if not any(not one.marker or holds(one.marker) for one in those)
     }
@@ -193,7 +193,7 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         if name in left_out and name not in declared_names:  # otherwise only where it is declared
             content.add("", where, [left_out[name]])
         elif name not in left_out:
-            lines = [requirement_line(one, Role.OVERRIDE) for one in those if not one.url]
+            lines = [requirement_line(one, Purpose.OVERRIDE) for one in those if not one.url]
             content.add("", where, lines)
             if name not in declared_names:  # an address stays a requirement, as uv installs it
                 content.add("", where, [requirement_line(one) for one in those if one.url])
@@ -201,7 +201,7 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         "",
         "tool.uv.constraint-dependencies",
         (
-            requirement_line(one, Role.REQUIRED if one.url else Role.CONSTRAINT)
+            requirement_line(one, Purpose.REQUIRED if one.url else Purpose.CONSTRAINT)
             for one in _requirements(uv, "constraint-dependencies")
         ),
     )

@@ -90,7 +90,7 @@ class Skipped:
 Item = Requirement | Address | Include | Option | Skipped
 
 
-class Role(Enum):
+class Purpose(Enum):
     """What a line is for."""
 
     REQUIRED = auto()
@@ -109,7 +109,7 @@ class Line:
     text: str
     items: tuple[Item, ...] = ()
     """None for a requirement of a project that does not hold here."""
-    role: Role = Role.REQUIRED
+    purpose: Purpose = Purpose.REQUIRED
     refusal: str = ""
     """Why it is refused, if it counts; otherwise empty."""
 
@@ -120,23 +120,23 @@ class Line:
         return item if isinstance(item, Requirement) else None
 
 
-def parse_line(text: str, role: Role = Role.REQUIRED) -> Line:
+def parse_line(text: str, purpose: Purpose = Purpose.REQUIRED) -> Line:
     """A line of a requirements file."""
     try:
-        return Line(text, tuple(_items(text)), role)
+        return Line(text, tuple(_items(text)), purpose)
     except (ValueError, RecursionError) as error:
-        return Line(text, (), role, why(error))
+        return Line(text, (), purpose, why(error))
 
 
-def parse_entry(text: str, role: Role = Role.REQUIRED) -> Line:
+def parse_entry(text: str) -> Line:
     """An entry of a project's file, which has no options."""
     if text.startswith("-"):
-        return Line(text, (), role, "a requirement begins with a name")
-    return parse_line(text, role)
+        return Line(text, refusal="a requirement begins with a name")
+    return parse_line(text)
 
 
-def requirement_line(requirement: Requirement, role: Role = Role.REQUIRED) -> Line:
-    return Line(str(requirement), (requirement,), role)
+def requirement_line(requirement: Requirement, purpose: Purpose = Purpose.REQUIRED) -> Line:
+    return Line(str(requirement), (requirement,), purpose)
 
 
 def holds(marker: Marker | str) -> bool:

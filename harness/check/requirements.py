@@ -39,7 +39,7 @@ from harness.check.requirement_lines import (
     Include,
     Item,
     Option,
-    Role,
+    Purpose,
     Skipped,
     expanded,
     holds,
@@ -186,12 +186,11 @@ class _Reader:
         lines = source.lines(chosen)
         self._note_project(source, chosen)
         for where, line in lines:
-            role = Role.CONSTRAINT if constraint and line.role is Role.REQUIRED else line.role
             try:
                 if line.refusal:
                     raise ValueError(line.refusal)
                 for item in line.items:
-                    self._take(item, role, file, where)
+                    self._take(item, line.purpose, file, where, constraint=constraint)
             except (ValueError, OSError) as error:
                 reason = f"'{short(line.text)}' is refused: {why(error)}"
                 raise UserError(f"{where}: {reason}") from None
@@ -206,14 +205,17 @@ class _Reader:
             content.choices[source.name] = choices
         content.notes += declared.notes
 
-    def _take(self, item: Item, role: Role, file: Path, where: str) -> None:
-        """Note what a line names or sets."""
+    def _take(
+        self, item: Item, purpose: Purpose, file: Path, where: str, *, constraint: bool
+    ) -> None:
+        """Note what a line names or sets; ``constraint`` if it is in a file of constraints."""
         content = self.content
-        packages = content.constraints if role is Role.CONSTRAINT else content.required
+        constraint = constraint or purpose is Purpose.CONSTRAINT
+        packages = content.constraints if constraint else content.required
         match item:
-            case Requirement() if role in (Role.OVERRIDE, Role.LEFT_OUT):
+            case Requirement() if purpose in (Purpose.OVERRIDE, Purpose.LEFT_OUT):
                 others = content.overrides.setdefault(canonicalize_name(item.name), [])
-                if role is Role.OVERRIDE and (not item.marker or holds(item.marker)):
+                if purpose is Purpose.OVERRIDE and (not item.marker or holds(item.marker)):
                     others.append(item)
             case Requirement():
                 self._note(item, packages, where)
@@ -226,7 +228,7 @@ class _Reader:
                 inside = source_of(read_file(self._inside(file, item.file)))
                 if not isinstance(inside, Declaration):
                     raise ValueError("it lists all packages: give it alone")
-                self.read(inside, constraint=item.constraint or role is Role.CONSTRAINT)
+                self.read(inside, constraint=item.constraint or constraint)
             case Option():
                 content.frozen = False
                 if item.name in WHERE:

@@ -103,7 +103,7 @@ def merged(decisions: Iterable[Values]) -> Values:
 
 def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     """What a DeepSpeed configuration decides."""
-    file = _Part(content, where)
+    file = _SettingsPart(content, where)
     file.refuse_others(DEEPSPEED, "a DeepSpeed configuration")
     fp16, bf16, zero = map(file.part, ("fp16", "bf16", "zero_optimization"))
     for part in (fp16, bf16):
@@ -136,7 +136,7 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     }
 
 
-def _offload(zero: _Part) -> Setting:
+def _offload(zero: _SettingsPart) -> Setting:
     """Whether the optimizer is on the CPU or on a disk; old configurations have ``cpu_offload``."""
     part = zero.part("offload_optimizer")
     if not part.content:
@@ -145,7 +145,7 @@ def _offload(zero: _Part) -> Setting:
     return device if device.value is None else Setting(device.value != "none")
 
 
-def _curriculum(part: _Part) -> Setting:
+def _curriculum(part: _SettingsPart) -> Setting:
     """Whether the data efficiency library, its sampling and its curriculum are all on."""
     states = []
     for name in ("data_efficiency", "data_sampling", "curriculum_learning"):
@@ -163,7 +163,7 @@ def _precision(fp16: Any, bf16: Any, where: Path) -> Setting:
     return Setting(None, AUTO) if AUTO in (fp16, bf16) else Setting("fp32")
 
 
-def _accumulation(file: _Part) -> Setting:
+def _accumulation(file: _SettingsPart) -> Setting:
     """The steps of accumulation; DeepSpeed computes them from two batch sizes and the ranks."""
     name = "gradient_accumulation_steps"
     if file.content.get(name) is not None:
@@ -182,7 +182,7 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
 
     Without bf16 and fp16 the model's own dtype decides, so nothing is known of the precision.
     """
-    file = _Part(content, where)
+    file = _SettingsPart(content, where)
     file.refuse_others(TRAINER, "the Trainer's arguments")
     if "zero_optimization" in content:
         raise UserError(f"{where} is a DeepSpeed configuration: name it with --deepspeed")
@@ -202,7 +202,7 @@ def _of_training_args(content: Mapping[str, Any], where: Path) -> list[Values]:
 
 def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
     """What accelerate's configuration decides."""
-    file = _Part(content, where)
+    file = _SettingsPart(content, where)
     file.refuse_others(ACCELERATE, "accelerate's configuration")
     megatron, plugin = file.part("megatron_lm_config"), file.part("deepspeed_config")
     precision = file.setting("mixed_precision", partial(_word, choices=PRECISIONS)).value
@@ -240,7 +240,7 @@ Parser = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SettingsPart:
     """A file of settings, or a section of it."""
 
     content: Mapping[str, Any]
@@ -258,14 +258,14 @@ class _Part:
         except ValueError as error:
             raise UserError(f"{self.where}: {error}") from None
 
-    def part(self, name: str) -> _Part:
+    def part(self, name: str) -> _SettingsPart:
         """A section; empty if it is missing."""
         section = self.content.get(name)
         if section in (None, AUTO):
-            return _Part({}, self.where)
+            return _SettingsPart({}, self.where)
         if not isinstance(section, Mapping):
             raise UserError(f"{self.where}: {name} is not an object with settings")
-        return _Part(section, self.where)
+        return _SettingsPart(section, self.where)
 
     def refuse_others(self, keys: Sequence[str], kind: str) -> None:
         """Raise UserError for a file with none of these keys, or with one that is almost one."""
