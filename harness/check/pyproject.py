@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
 from typing import Any
 
@@ -33,24 +33,34 @@ from harness.system.text import short
 
 GROUPS, EXTRAS = "dependency-groups", "project.optional-dependencies"
 DYNAMIC = "tool.setuptools.dynamic"
-LISTS = (
-    ("tool.uv", "dev-dependencies", "dev"),
-    ("tool.rye", "dev-dependencies", "dev"),
-    ("tool.flit.metadata", "requires", ""),
-)
-"""Where tools have a list of requirements: its table, its key, and its group."""
 PDM = "tool.pdm.dev-dependencies"
-TABLES_OF_LISTS = (EXTRAS, PDM, "tool.flit.metadata.requires-extra")
-"""Tables in which each list is an extra or a group."""
+LISTS = {
+    "project.dependencies": "",
+    f"{EXTRAS}.*": "*",
+    "tool.uv.dev-dependencies": "dev",
+    "tool.rye.dev-dependencies": "dev",
+    f"{PDM}.*": "*",
+    "tool.hatch.envs.*.dependencies": "*",
+    "tool.hatch.envs.*.extra-dependencies": "*",
+    "tool.flit.metadata.requires": "",
+    "tool.flit.metadata.requires-extra.*": "*",
+}
+"""Where lists of requirements are, and the extra or the group that each is: ``*`` is any name."""
 
 
 def read(document: Mapping[str, Any], file: str) -> Content:
     """Read what a pyproject.toml declares. Raises ValueError, with the place, for an invalid
     entry."""
     content, project = Content(), table_at(document, "project")
-    dependencies = as_texts(project.get("dependencies"), "project.dependencies")
-    content.add("", "project.dependencies", map(parse_entry, dependencies))
-    _lists(document, content)
+    for path, group in LISTS.items():
+        for where, name, entries in _lists_at(document, path.split(".")):
+            lines = [
+                parse_line(text)
+                if where.startswith(PDM) and text.startswith("-e ")
+                else parse_entry(text)
+                for text in as_texts(entries, where)
+            ]
+            content.add(name if group == "*" else group, where, lines)
     _setuptools(document, content, file)
     _groups(table_at(document, GROUPS), content)
     poetry.read(table_at(document, "tool", "poetry"), content, file)
@@ -68,25 +78,17 @@ def read(document: Mapping[str, Any], file: str) -> Content:
     return content
 
 
-def _lists(document: Mapping[str, Any], content: Content) -> None:
-    """The lists of requirements of the standard and of tools."""
-    for table, list_key, group in LISTS:
-        where = f"{table}.{list_key}"
-        lines = as_texts(table_at(document, *table.split(".")).get(list_key), where)
-        if lines:
-            content.add(group, where, map(parse_entry, lines))
-    for table in TABLES_OF_LISTS:
-        for name, entries in table_at(document, *table.split(".")).items():
-            texts = as_texts(entries, f"{table}.{name}")
-            edits = [t for t in texts if table == PDM and t.startswith("-e ")]
-            entries = [parse_line(text) if text in edits else parse_entry(text) for text in texts]
-            content.add(name, f"{table}.{name}", entries)
-    for name, environment in table_at(document, "tool", "hatch", "envs").items():
-        where = f"tool.hatch.envs.{name}"
-        for part in ("dependencies", "extra-dependencies"):
-            lines = as_texts(as_table(environment, where).get(part), f"{where}.{part}")
-            if lines:
-                content.add(name, where, map(parse_entry, lines))
+def _lists_at(
+    value: Any, keys: Sequence[str], where: str = "", name: str = ""
+) -> Iterator[tuple[str, str, Any]]:
+    """The values at a path of keys, of which one may be any, ``*``: where each is, and that key."""
+    if not keys:
+        yield where, name, value
+        return
+    table = as_table(value, where)
+    for entry in table if keys[0] == "*" else {keys[0]} & table.keys():
+        place = f"{where}.{entry}" if where else entry
+        yield from _lists_at(table[entry], keys[1:], place, entry if keys[0] == "*" else name)
 
 
 def _setuptools(document: Mapping[str, Any], content: Content, file: str) -> None:
