@@ -12,14 +12,9 @@ from harness.check.accepted import read
 from harness.system.errors import ExitCode, UserError
 from tests.sandbox import refused
 
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = pytest.mark.usefixtures("offline", "working_folder")
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def accept(

@@ -28,7 +28,7 @@ from tests.check.test_bug_status import environment
 from tests.sandbox import refused
 from tests.slow import slow
 
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = pytest.mark.usefixtures("offline", "working_folder")
 
 Capture = pytest.CaptureFixture[str]
 
@@ -103,10 +103,7 @@ def printed_for_github(capsys: Capture, *words: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_annotations_begin_with_what_was_not_looked_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_annotations_begin_with_what_was_not_looked_up(tmp_path: Path, capsys: Capture) -> None:
     file(tmp_path, "# ours", "transformers==5.2.0", "accelerate>=1.13", "./vendored/-x y", "-e .")
     lines = printed_for_github(capsys, "-r", "requirements.txt")
     notices = [line for line in lines if ",title=check::" in line]
@@ -130,9 +127,8 @@ def test_annotations_begin_with_what_was_not_looked_up(
     ],
 )
 def test_an_annotation_is_at_the_file_and_the_line_that_were_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, expected: str
+    capsys: Capture, name: str, expected: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("more").mkdir()
     Path("more/base.txt").write_text("transformers==5.2.0\n")
     Path("more/requirements.txt").write_text("transformers==5.2.0\n")
@@ -161,10 +157,9 @@ ANSWER = r"(\d+) bugs? affects? you. (\d+) more depends? on settings .*?. (\d+) 
 
 @pytest.mark.parametrize("files", [[], ["--training-args", "args.json"]])
 def test_every_format_says_the_same_of_a_bug(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, files: list[str]
+    tmp_path: Path, capsys: Capture, files: list[str]
 ) -> None:
     """``--long`` had no bug that affects the user in its first line, and 15 below AFFECTED."""
-    monkeypatch.chdir(tmp_path)
     Path("args.json").write_text('{"gradient_accumulation_steps": 4}')
     words = ["-r", file(tmp_path, "transformers==5.2.0", "accelerate==1.13.0"), *files]
     main(["check", *words, "--long", "--format", "markdown:a.md", "--format", "json:a.json"])
@@ -211,9 +206,8 @@ def test_every_format_says_the_same_of_a_bug(
     ],
 )
 def test_the_exit_code_says_whether_a_bug_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, options: list[str], code: int
+    tmp_path: Path, line: str, options: list[str], code: int
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("ds.json").write_text('{"gradient_clipping": 0}')
     Path("clips.json").write_text('{"gradient_clipping": 1.0}')
     words = ["check", "scenario=clip_max_for_min", "-r", file(tmp_path, line), *options]
@@ -227,7 +221,7 @@ def test_the_exit_code_says_whether_a_bug_is_there(
         (["--python", "nowhere/python"], "no interpreter nowhere/python"),
         (["--python", "p", "-r", "f"], "not allowed with argument"),
         (["req.txt"], "write -r req.txt"),
-        (["tests"], "write -r tests"),
+        (["."], "write -r ."),
         (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
         (["scenario=rope_zero"], "did you mean rope_zero_init?"),
         (["seed=1"], "seed=1 has an effect only with --run"),
@@ -255,9 +249,8 @@ def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) 
     ],
 )
 def test_a_report_replaces_no_file_that_is_read_and_no_other_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: str, why: str
+    tmp_path: Path, capsys: Capture, words: str, why: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     texts = {"requirements.txt": "deepspeed==0.13.2\n", "ds.json": '{"gradient_clipping": 0}'}
     for name, text in texts.items():
         Path(name).write_text(text)
@@ -282,9 +275,8 @@ def test_a_report_replaces_no_file_that_is_read_and_no_other_report(
     ids=lambda text: text[:12],
 )
 def test_a_name_that_names_no_file_is_a_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, message: str
+    tmp_path: Path, capsys: Capture, name: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     Path("uv.lock").write_text("version = 1\n")
     file(tmp_path, "transformers==5.2.0")
@@ -351,9 +343,8 @@ def test_an_environment_without_any_of_the_packages_is_a_mistake_and_not_an_all_
     ],
 )
 def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, line: str, note: str
+    tmp_path: Path, capsys: Capture, line: str, note: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     file(tmp_path, line)
     error = refused(capsys, ["check", "-r", "requirements.txt"])
     assert note in error
@@ -370,14 +361,9 @@ def test_what_was_not_looked_up_is_said_if_nothing_else_is_there(
     ],
 )
 def test_a_hook_with_other_words_checks_its_folder_and_not_its_own_python(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-    words: list[str],
-    expected: str,
+    tmp_path: Path, capsys: Capture, words: list[str], expected: str
 ) -> None:
     """``args`` of a hook replace its own ``args``, and the folder was one of them."""
-    monkeypatch.chdir(tmp_path)
     file(tmp_path, "deepspeed==0.13.2")
     Path("other.txt").write_text("deepspeed==0.13.3\n")
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -393,7 +379,8 @@ def test_the_answers_need_no_torch_no_hydra_and_no_process() -> None:
         "sys.addaudithook(lambda event, _: event == 'subprocess.Popen' and os._exit(9)); "
         "main(['check']); print(sorted({'torch', 'hydra', 'yaml'} & set(sys.modules)))"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.stdout.splitlines()[-1] == "[]", process.stderr
 
 
@@ -482,7 +469,6 @@ def test_the_name_of_a_file_is_no_command_of_a_ci_service(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UV_OFFLINE", "1")
     Path(name).write_text("deepspeed==0.13.2\n")
     main(["check", "-r", name, *options])
@@ -512,9 +498,8 @@ SECRETS = {
 
 @pytest.mark.parametrize(("name", "line"), [(n, line) for n in SECRETS for line in SECRETS[n]])
 def test_a_password_of_a_line_that_is_quoted_is_not_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, line: str
+    capsys: Capture, name: str, line: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     forms = {
         "r.txt": "transformers==5.2.0\n{}\n",
         "environment.yml": "dependencies:\n- transformers=5.2.0\n- '{}'\n",

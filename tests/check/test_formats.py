@@ -13,15 +13,9 @@ from harness.check.check_report import INCOMPLETE, Report, as_json
 from harness.check.environment import Environment
 from harness.check.places import line_of
 
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = pytest.mark.usefixtures("offline", "working_folder")
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def sarif_run(capsys: Capture, *words: str) -> Any:

@@ -15,7 +15,7 @@ from tests.check.requirement_files import content_of
 from tests.index import Handler, served
 
 __all__ = ["published", "served", "starts"]
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = pytest.mark.usefixtures("offline", "working_folder")
 
 PIP_LIST = "Package    Version Editable project location\n---------- ------- ------\nup  1.0\n"
 CONDA_LIST = (
@@ -27,12 +27,6 @@ EXPORT = (
 )
 SCRIPT = "#!/usr/bin/env python\n# /// script\n# dependencies = ['up==1.0']\n# ///\nimport up\n"
 WORKFLOW = "name: CI\non: [push]\njobs:\n  test:\n    runs-on: ubuntu-latest\n"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
