@@ -103,7 +103,7 @@ DEEP = f"{'(' * 5000}os_name == 'nt'{')' * 5000}"
         (
             "pylock.toml",
             'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "up"\nmarker = "%s"',
-            "is nested more than",
+            "is not as the standard says",
         ),
     ],
 )
