@@ -16,7 +16,7 @@ from harness.releases.index import Release
 from harness.run import cells, suite
 from harness.run.run_config import RunConfig
 from harness.run.suite import Done
-from harness.system.errors import Fault
+from harness.system.errors import Fault, HarnessError
 from tests.made_up import cell_of
 
 SCENARIO = "clip_max_for_min"
@@ -51,7 +51,7 @@ class World:
         self.folder = folder
         self.day = "2024-03-04"
         self.releases = [release("0.13.0", "2024-01-10"), release("0.13.1", "2024-01-23")]
-        self.statuses: dict[str, Status | Exception] = {}
+        self.statuses: dict[str, Status | HarnessError] = {}
         """The statuses of releases; others are not affected."""
         self.fault: Fault | None = None
         self.verdict = Verdict.REPRODUCED
@@ -69,16 +69,15 @@ class World:
         for package in packages:
             yield package, self.fault or [r for r in self.releases if r.package == package]
 
-    def find(self, config: RunConfig, cache: Path, *, faults: bool, **_: object) -> Result:
+    def find(self, config: RunConfig, *_: object, **__: object) -> Result | HarnessError:
         if self.killed_after is not None and len(self.tested) >= self.killed_after:
             raise KeyboardInterrupt
         assert config.variants == (RELEASED,)
-        assert faults
         self.tested.append(config)
         version = config.pins[PACKAGE]
         status = self.statuses.get(version, NO)
-        if isinstance(status, Exception):
-            raise status
+        if isinstance(status, HarnessError):
+            return status
         return cell(version, status, config.scenario)
 
     def run(self, config: RunConfig, *_: object) -> tuple[RunResult, Path]:

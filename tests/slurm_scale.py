@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.run import command_line, slurm
-from harness.run.cluster import _shape
+from harness.run.executor import shape
 from harness.run.run import make_overlay
-from harness.run.slurm import Work
+from harness.run.slurm import Shape, Work
 from harness.system.machine import cache_folder
 from tests.slurm_cluster import PATH, cluster
 from tests.slurm_tasks import on, timed_cell
@@ -30,18 +30,16 @@ def main() -> None:
     """Twelve cells on two nodes: the seconds of each part of a task."""
     overlays = cache_folder() / "overlays"
     configs = [replace(BASE, pins={"accelerate": release}) for release in (*RELEASES, *LATER)]
-    works = [Work(config, _shape(config)) for config in configs]
+    works = [Work(config, Shape(*shape(config))) for config in configs]
     for config in configs:
         make_overlay(config, "released", cache_folder())
     with tempfile.TemporaryDirectory() as folder, cluster() as nodes:
         os.environ.update(SLURM_CONF=str(nodes.conf), HARNESS_CACHE=folder, PATH=PATH)
         Path(folder, "overlays").symlink_to(overlays)
         begun = time.time()
-        submitted = list[float]()
-        tasks = slurm.results(works, timed_cell, on(), lambda _: submitted.append(time.time()))
-        timings = [(*value, time.time()) for _, value in tasks]
+        timings = [(*value, time.time()) for _, value in slurm.results(works, timed_cell, on())]
         print(f"{time.time() - begun:.1f} s")
-    free = {node: submitted[0] for node, *_ in timings}
+    free = {node: begun for node, *_ in timings}
     parts: dict[str, list[float]] = {}
     for node, script, entered, trial, ended, collected in sorted(timings, key=lambda row: row[1]):
         row = {

@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from harness.__main__ import _as_interrupt
+from harness.bugs.results import Result
 from harness.run import cells, slurm
 from harness.run.run_config import SLURM, OnConfig, RunConfig
 from harness.run.slurm import Shape, Work
@@ -42,8 +42,7 @@ def nap(argument: tuple[str, str, float]) -> str:
 
 
 def interruptible(argument: tuple[str, str, float]) -> str:
-    """Sleep as ``nap`` does; SIGTERM ends the task as it ends a run."""
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    """Sleep as ``nap`` does, and note an interruption."""
     try:
         return nap(argument)
     except KeyboardInterrupt:
@@ -69,7 +68,8 @@ def timed_cell(config: RunConfig) -> tuple[str, float, float, float, float]:
     parent = psutil.Process().parent()
     script = parent.create_time() if parent else entered
     cell = cells.find(config, cache_folder(), again=True)
-    return os.environ["SLURMD_NODENAME"], script, entered, cell.seconds, time.time()
+    seconds = cell.seconds if isinstance(cell, Result) else 0.0
+    return os.environ["SLURMD_NODENAME"], script, entered, seconds, time.time()
 
 
 def _note(folder: str, line: str) -> None:
@@ -90,16 +90,10 @@ def works(folder: Path, seconds: Sequence[float], cores: int = 1) -> list[Work]:
     return [Work((str(folder), str(n), each), Shape(cores, 0)) for n, each in enumerate(seconds)]
 
 
-def silent(_: str) -> None:
-    """Shows nothing."""
-
-
 def main() -> None:
     folder, count, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     signal.signal(signal.SIGTERM, _as_interrupt)
-    for index, value in slurm.results(
-        works(folder, [seconds] * count), interruptible, on(), partial(print, flush=True)
-    ):
+    for index, value in slurm.results(works(folder, [seconds] * count), interruptible, on()):
         print(f"result {index}: {value}", flush=True)
 
 

@@ -29,10 +29,9 @@ from harness.cli import _demands as demands
 from harness.rank.run_folder import records_of
 from harness.releases.releases import ALL
 from harness.run import command_line
+from harness.run.executor import side_by_side
 from harness.run.grade import grade_trial, run_of
-from harness.run.run import run
-from harness.run.run_config import SLURM, RunConfig
-from harness.run.server_pool import Pool
+from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, HarnessError, Inconclusive, UserError
 from harness.system.files import ROOT
 from harness.system.terminal import table, terminal
@@ -150,17 +149,12 @@ def _config(words: Sequence[str]) -> RunConfig:
 
 def _runs(configs: Sequence[RunConfig], console: Console) -> list[tuple[RunResult, Path]]:
     """The result and the folder of each run."""
-    if configs[0].on.where != SLURM:
-        with Pool() as pool:
-            return [run(each, console, pool=pool) for each in configs]
-    from harness.run import cluster
-
-    ended = dict(cluster.run_all(configs, console))
-    folders = [(ended[index].result, ended[index].folder) for index in range(len(configs))]
-    missing = next((result for result, folder in folders if folder is None), None)
-    if missing:
-        raise Inconclusive("; ".join(missing.reasons))
-    return [(result, folder) for result, folder in folders if folder]
+    ended = dict(side_by_side(configs, console))
+    runs = [(ended[index].result, ended[index].folder) for index in range(len(configs))]
+    for result, folder in runs:
+        if folder is None:
+            raise Inconclusive("; ".join(result.reasons))
+    return [(result, folder) for result, folder in runs if folder]
 
 
 def _repeats(config: RunConfig) -> Iterator[RunConfig]:

@@ -266,7 +266,7 @@ class _Tester:
         chosen = list(configs)
         if chosen:
             every = list(configs.values())
-            for at, cell in find_all(every, again=self.again, say=self.progress.tally):
+            for at, cell in find_all(every, again=self.again):
                 yield chosen[at], cell
 
     @property

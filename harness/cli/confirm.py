@@ -31,7 +31,7 @@ from harness.run.cells import platform_here
 from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, Unsupported, UserError
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
-from harness.system.terminal import Progress, terminal
+from harness.system.terminal import terminal
 from harness.system.text import count
 
 COUNT = 20
@@ -99,8 +99,7 @@ def _run_scripts(cells: Sequence[Result]) -> int:
 def _confirmed(configs: Sequence[RunConfig], due: Sequence[Result]) -> list[Confirmation]:
     """Run the results that are due, and print each as it ends."""
     console, bases = terminal(), {config.scenario: config for config in configs}
-    with Progress(console) as progress:
-        reruns = _printed(console, len(due), confirm(bases, due, progress.tally))
+    reruns = _printed(console, len(due), confirm(bases, due))
     differing = sum(bool(rerun.difference) for rerun in reruns)
     failed = sum(rerun.found is None for rerun in reruns)
     confirmed_count = len(reruns) - differing - failed

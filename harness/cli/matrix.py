@@ -149,7 +149,7 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result
         if console.is_interactive:
             progress.say("testing", clock.progress())
         jobs = sweep.configs[0].jobs
-        for index, cell in find_all(sweep.configs, again=again, jobs=jobs, say=progress.tally):
+        for index, cell in find_all(sweep.configs, again=again, jobs=jobs):
             by_index[index] = cell
             clock.tick(cell)
             pinned = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)

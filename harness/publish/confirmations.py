@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from harness.bugs.api.numbers import near
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.pins import describe, why_not_imported, without_companions
 from harness.bugs.results import Result, Status
-from harness.run import executor
+from harness.run.executor import find_all
 from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, HarnessError
 from harness.system.text import short
@@ -124,9 +124,7 @@ class Confirmation:
         return f"{name}: {self.difference}: {reason}"
 
 
-def confirm(
-    bases: Mapping[str, RunConfig], due: Sequence[Result], say: Callable[[str], object]
-) -> Iterator[Confirmation]:
+def confirm(bases: Mapping[str, RunConfig], due: Sequence[Result]) -> Iterator[Confirmation]:
     """Run results again, with their scenarios' settings in ``bases``; yield each when it ends."""
     configs = [
         replace(
@@ -141,9 +139,7 @@ def confirm(
     def fail(number: int, error: HarnessError) -> None:
         failed.append(Confirmation(due[number], None, why=str(error)))
 
-    jobs = configs[0].jobs
-    results = executor.find_all(configs, again=True, jobs=jobs, failed=fail, say=say)
-    with closing(results):
+    with closing(find_all(configs, again=True, jobs=configs[0].jobs, failed=fail)) as results:
         for number, cell in results:
             while failed:
                 yield failed.pop()

@@ -10,7 +10,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 
@@ -28,7 +28,7 @@ from harness.releases.sources import Source
 from harness.releases.torches import INDEX
 from harness.run.cells import platform_here, room
 from harness.run.executor import find_all, side_by_side
-from harness.run.run_config import SLURM, RunConfig
+from harness.run.run_config import RunConfig
 from harness.system import machine
 from harness.system.errors import ExitCode, Fault, Inconclusive
 from harness.system.terminal import Progress, terminal
@@ -216,11 +216,7 @@ def run_tests(watched: Watch) -> None:
     def failed(number: int, error: Exception) -> None:
         watched.failed.append(f"{watched.tests[number]}: {error}")
 
-    with ExitStack() as stack:
-        say = None
-        if configs[0].on.where == SLURM:
-            say = stack.enter_context(Progress(watched.console)).tally
-        cells = stack.enter_context(closing(find_all(configs, jobs=jobs, failed=failed, say=say)))
+    with closing(find_all(configs, jobs=jobs, failed=failed)) as cells:
         for number, cell in cells:
             package = watched.tests[number].release.package
             watched.history.add_result(ReleaseResult(package, cell))
@@ -242,15 +238,14 @@ def confirm_recorded(watched: Watch) -> None:
     due = confirmations.due(cells, nightly.day, most, days)
     if not due:
         return
-    with Progress(watched.console) as progress:
-        for confirmation in confirmations.confirm(bases, due, progress.tally):
-            watched.console.print(f"  {confirmation}")
-            if confirmation.found is None:
-                watched.failed.append(str(confirmation))
-                continue
-            history.add_confirmation(*confirmations.key(confirmation.recorded))
-            if confirmation.is_wrong:
-                history.set_changes([*nightly.changes, _unlike_its_record(confirmation)])
+    for confirmation in confirmations.confirm(bases, due):
+        watched.console.print(f"  {confirmation}")
+        if confirmation.found is None:
+            watched.failed.append(str(confirmation))
+            continue
+        history.add_confirmation(*confirmations.key(confirmation.recorded))
+        if confirmation.is_wrong:
+            history.set_changes([*nightly.changes, _unlike_its_record(confirmation)])
 
 
 def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:

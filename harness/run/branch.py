@@ -17,7 +17,7 @@ from harness.run.run_config import ALL, RunConfig
 from harness.system.errors import ExitCode, UserError
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
-from harness.system.terminal import Progress, terminal
+from harness.system.terminal import terminal
 from harness.system.text import count, short
 
 
@@ -96,7 +96,7 @@ def _config(name: str, words: Iterable[str]) -> RunConfig:
 
 def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
     """Compare each bug's status with that of the newest tested release, and print it at once."""
-    for cell in _cells(configs, console):
+    for _, cell in find_all(configs):
         subject = catalog.scenario(cell.scenario).subject
         certain = {v: s for v, s in periods.tested(cell.scenario).items() if s.certain}
         newest = next(reversed(certain), "")
@@ -104,12 +104,6 @@ def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
         why = f": {short(cell.reason)}" if judged.back or not cell.status.certain else ""
         console.print(f"  {cell.scenario}: {judged}{why}", style=judged.style)
         yield judged
-
-
-def _cells(configs: Sequence[RunConfig], console: Console) -> Iterator[Result]:
-    with Progress(console) as progress:
-        for _, cell in find_all(configs, say=progress.tally):
-            yield cell
 
 
 def _summed(bugs: Sequence[Judged], console: Console) -> int:
@@ -142,8 +136,8 @@ def _patched(name: str, words: Sequence[str]) -> int:
     configs = [target, *(_config(bug, words) for bug in chosen[1:])]
     configs += [_sibling(target, bug, words) for bug in siblings]
     configs = [config for config in configs if _covered(config)]
-    before = {c.scenario: c for c in _cells([replace(x, patches=()) for x in configs], console)}
-    after = {c.scenario: c for c in _cells(configs, console)}
+    before = {c.scenario: c for _, c in find_all([replace(x, patches=()) for x in configs])}
+    after = {c.scenario: c for _, c in find_all(configs)}
     for bug, cell in after.items():
         console.print(
             f"  {bug}: {before[bug].status}; with the patch {cell.status}: {short(cell.reason)}"

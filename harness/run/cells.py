@@ -29,7 +29,7 @@ from harness.run.server_pool import Pool
 from harness.run.verdict_text import last_lines
 from harness.system import machine, store
 from harness.system.code import digest
-from harness.system.errors import ExitCode, Fault, HarnessError, Unsupported, UserError
+from harness.system.errors import ExitCode, HarnessError, Unsupported
 from harness.system.files import read_json
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
@@ -112,6 +112,16 @@ def make_overlay(config: RunConfig, *, again: bool = False) -> bool:
     return False
 
 
+def stored(config: RunConfig) -> Result | None:
+    """The stored cell of a config; None if there is none, or after an error, which the run will
+    meet again."""
+    cache = cache_folder()
+    with suppress(HarnessError):
+        cell = read_stored(cache, inputs_of(config, stack_of(config, RELEASED, cache)))
+        return replace(cell, stored=True) if cell else None
+    return None
+
+
 def find(
     config: RunConfig,
     cache: Path,
@@ -119,21 +129,17 @@ def find(
     again: bool = False,
     stop: threading.Event | None = None,
     pool: Pool | None = None,
-    faults: bool = False,
-) -> Result:
-    """The cell of the releases that ``config`` pins: stored, otherwise from a run now.
-
-    With ``faults``, a fault of the machine is raised and yields no cell.
+) -> Result | HarnessError:
+    """The cell of the releases that ``config`` pins, stored, otherwise from a run now; or why there
+    is no run to grade. Raises Fault if the cell cannot be stored: the next one cannot be, either.
     """
     try:
         inputs = _stored_under(config, cache)
-        if inputs and not again and (stored := read_stored(cache, inputs)):
-            return replace(stored, stored=True)
+        if inputs and not again and (cell := read_stored(cache, inputs)):
+            return replace(cell, stored=True)
         result, folder = run(config, terminal(io.StringIO()), stop, pool)
     except HarnessError as error:
-        if isinstance(error, UserError) or (faults and isinstance(error, Fault)):
-            raise
-        return not_run(config, error)
+        return error
     fresh_cell = _cell_of(result, folder)
     if inputs and _repeatable(fresh_cell, folder):
         store.write(cache, inputs, fresh_cell.to_json())

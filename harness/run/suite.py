@@ -103,11 +103,6 @@ class Done:
         return summary_row(self.result, run, self.seconds)
 
 
-def run_alone(config: RunConfig) -> int:
-    """Run one scenario; its errors end the command. Returns the exit code."""
-    return run(config)[0].exit_code
-
-
 @contextmanager
 def started(
     configs: Sequence[RunConfig], console: Console | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from harness.cli import admit
 from harness.cli.admit import Gate
 from harness.run import grade
 from harness.run.run_config import RunConfig
-from harness.run.server_pool import Pool
+from harness.run.suite import Done
 from tests.made_up import trial_result
 from tests.recording import Recording
 
@@ -27,21 +27,23 @@ GOOD: Mapping[str, Outcome] = {"buggy": S, "fixed": C, "control": C, "reference"
 
 
 class Runs:
-    """Replaces ``run``: call n has the outcomes ``changed[n]``, otherwise the expected ones."""
+    """Replaces ``side_by_side``: run n has the outcomes ``changed[n]``, otherwise the expected
+    ones."""
 
     def __init__(self, changed: Changed, steps: Sequence[int], alarm: bool) -> None:
         self.changed, self.steps, self.alarm = changed, steps, alarm
         self.calls: list[tuple[tuple[str, ...], int]] = []
         self.cold: list[int] = []
 
-    def __call__(self, config: RunConfig, *_: object, pool: Pool) -> tuple[RunResult, Path]:
-        number = len(self.calls)
-        self.cold += [] if config.launch.warm else [number]
-        self.calls.append((config.variants, config.seed))
-        outcomes = {**GOOD, **self.changed.get(number, {})}
-        trials = [self._trial(v, outcomes[v], self.steps[number]) for v in config.variants]
-        verdict, reasons = grade.judge(trials, lambda: [])
-        return RunResult(config.scenario, verdict, reasons, tuple(trials)), Path()
+    def __call__(self, configs: Sequence[RunConfig], _: object) -> Iterator[tuple[int, Done]]:
+        for number, config in enumerate(configs):
+            self.cold += [] if config.launch.warm else [number]
+            self.calls.append((config.variants, config.seed))
+            outcomes = {**GOOD, **self.changed.get(number, {})}
+            trials = [self._trial(v, outcomes[v], self.steps[number]) for v in config.variants]
+            verdict, reasons = grade.judge(trials, lambda: [])
+            result = RunResult(config.scenario, verdict, reasons, tuple(trials))
+            yield number, Done(result, 1.0, Path())
 
     def _trial(self, variant: str, outcome: Outcome, step: int) -> Result:
         has_finding = outcome is S or (self.alarm and variant == "control")
@@ -60,7 +62,7 @@ def admitted(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Admit:
         changed: Changed | None = None, steps: Sequence[int] = (1, 1, 1, 1), alarm: bool = False
     ) -> tuple[int, Runs, str]:
         runs = Runs(changed or {}, steps, alarm)
-        monkeypatch.setattr(admit, "run", runs)
+        monkeypatch.setattr(admit, "side_by_side", runs)
         monkeypatch.setattr(admit, "claimed", lambda _: Gate("exercised", True, ""))
         monkeypatch.setattr(admit, "recorded_alike", lambda _: Gate("alike", True, ""))
         code = main(["admit", "scenario=bf16_clip", "seed=3"])

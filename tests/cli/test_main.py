@@ -18,7 +18,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import HARMS, Verdict
 from harness.bugs.results import RunResult
 from harness.cli import commands, pages, summary
-from harness.run import suite
+from harness.run import executor, suite
 from harness.run.run_config import RunConfig
 from harness.system.errors import Unsupported
 from harness.system.files import ROOT
@@ -173,7 +173,8 @@ def pretend(monkeypatch: MonkeyPatch, **verdicts: Verdict) -> list[str]:
         verdict = verdicts.get(f"seed_{config.seed}", Verdict.REPRODUCED)
         return RunResult(config.scenario, verdict, (), ()), Path()
 
-    monkeypatch.setattr(suite, "run", run)
+    for module in (executor, suite):  # one run, and several
+        monkeypatch.setattr(module, "run", run)
     monkeypatch.setattr(suite, "make_overlay", lambda *_: None)
     monkeypatch.setattr("harness.run.suite.prepared", lambda *_: None)
     return scenarios
@@ -192,7 +193,7 @@ def test_a_run_of_a_sweep_that_fails_does_not_end_the_others(monkeypatch: Monkey
         seeds.append(config.seed)
         raise Unsupported(f"seed {config.seed}")
 
-    monkeypatch.setattr(suite, "run", fail_first)
+    monkeypatch.setattr(executor, "run", fail_first)
     assert main(["run", "--multirun", BUG, "seed=1,2"]) == 4
     assert seeds == [1, 2]
 
@@ -201,7 +202,7 @@ def test_an_interrupted_run_says_so(monkeypatch: MonkeyPatch, capsys: Capture) -
     def interrupt(config: RunConfig) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(suite, "run", interrupt)
+    monkeypatch.setattr(executor, "run", interrupt)
     assert main(RUN) == 130
     assert "harness: interrupted" in capsys.readouterr().err
 
@@ -264,7 +265,7 @@ def _fails_with(fault: Exception, monkeypatch: MonkeyPatch) -> None:
     def fail(config: RunConfig) -> None:
         raise fault
 
-    monkeypatch.setattr(suite, "run", fail)
+    monkeypatch.setattr(executor, "run", fail)
 
 
 @pytest.mark.parametrize("words", [RUN, ["show", "bf16_clip"], ["clean"]], ids=" ".join)

@@ -19,7 +19,7 @@ from harness.publish import changes as compared
 from harness.publish.history import Nightly, newest_certain, reading, writing
 from harness.releases import sources
 from harness.run import cells
-from harness.system.errors import Fault, UserError
+from harness.system.errors import Fault, HarnessError, UserError
 from tests.made_up import scenario_files
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 from tests.sandbox import refused
@@ -50,7 +50,7 @@ def changes() -> list[tuple[str, str | None]]:
     return [(change.kind, change.version) for night in nights() for change in night.changes]
 
 
-def appeared(world: World, version: str, day: str, status: Status | Exception = NO) -> None:
+def appeared(world: World, version: str, day: str, status: Status | HarnessError = NO) -> None:
     world.releases.append(release(version, day))
     world.statuses[version] = status
 
@@ -315,7 +315,9 @@ def test_text_of_upstream_is_escaped(world: World, monkeypatch: pytest.MonkeyPat
     appeared(world, "0.13.2", "2024-03-04", UNCLEAR)
 
     def nasty(*words: Any, **more: Any) -> Result:
-        return replace(world.find(*words, **more), reason="<img src=x> | `a` [b](c)\x1b[2J")
+        cell = world.find(*words, **more)
+        assert isinstance(cell, Result)
+        return replace(cell, reason="<img src=x> | `a` [b](c)\x1b[2J")
 
     monkeypatch.setattr(cells, "find", nasty)
     assert watch("--summary", "night.md", "--junitxml", "night.xml") == 1

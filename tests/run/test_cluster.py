@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,9 @@ import pytest
 from harness.__main__ import main
 from harness.bugs.api.spec import Lane
 from harness.bugs.results import Status
-from harness.run import cells, cluster, command_line, executor, slurm, suite
+from harness.run import cells, command_line, executor, slurm, suite
 from harness.run.run_config import RunConfig
-from harness.run.slurm import Lost, Shape, Work
+from harness.run.slurm import Lost, Work
 from harness.system import machine, store
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
 from harness.system.files import ROOT
@@ -40,11 +42,14 @@ def together(
     ) -> Iterator[tuple[int, Any]]:
         for index, work in enumerate(works):
             sent.append(work.argument.pins.get("transformers", work.argument.scenario))
-            yield index, change(work.argument, do(work.argument))
+            try:
+                value = do(work.argument)
+            except HarnessError as error:
+                value = error
+            yield index, change(work.argument, value)
 
     monkeypatch.setattr(slurm, "results", in_this_process)
-    monkeypatch.setattr(cluster, "make_overlay", lambda *_: None)
-    monkeypatch.setattr(cluster, "end_with_a_signal", lambda: None)
+    monkeypatch.setattr(executor, "make_overlay", lambda *_: None)
     return sent
 
 
@@ -82,9 +87,9 @@ def test_what_has_no_overlay_is_not_sent_as_a_node_would_give_another_reason(
         if config.pins["transformers"] == "4.37.0":
             raise Unsupported("no wheel")
 
-    monkeypatch.setattr(cluster, "make_overlay", no_wheel)
+    monkeypatch.setattr(executor, "make_overlay", no_wheel)
     configs = [replace(ON_SLURM, pins={"transformers": r}) for r in ("4.37.0", "4.38.0")]
-    cell_of = dict(cluster.find_all(configs))
+    cell_of = dict(executor.find_all(configs))
     assert (cell_of[0].status, cell_of[0].reason) == (Status.UNSUPPORTED, "no wheel")
     assert cell_of[1].status is Status.NOT_AFFECTED
     assert sent == ["4.38.0"]
@@ -97,7 +102,7 @@ def test_faults_are_reported_instead_of_a_cell_if_the_caller_wants_them(
     together(monkeypatch, lambda *_: error)
     failed: list[Any] = []
     note = lambda *found: failed.append(found)  # noqa: E731
-    assert list(cluster.find_all([ON_SLURM], failed=note)) == []
+    assert list(executor.find_all([ON_SLURM], failed=note)) == []
     assert failed == [(0, error)]
 
 
@@ -139,23 +144,14 @@ def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
 
 
 def test_the_combinations_of_a_sweep_go_together(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    together(monkeypatch)
-    counts: list[int] = []
-    run_all = cluster.run_all
-
-    def noted(configs: Sequence[RunConfig], console: Any) -> Iterator[tuple[int, suite.Done]]:
-        counts.append(len(configs))
-        return run_all(configs, console)
-
-    monkeypatch.setattr(cluster, "run_all", noted)
+    sent = together(monkeypatch)
     refusal = suite.not_run("bf16_clip", Unsupported("because"), terminal())
     monkeypatch.setattr(suite, "run_in_block", lambda config: (f"seed {config.seed}\n", refusal))
-    words = ["--multirun", "scenario=bf16_clip", "seed=3,4"]
-    assert main(["run", *words, "on=slurm"]) == 0
+    assert main(["run", "--multirun", "scenario=bf16_clip", "seed=3,4", "on=slurm"]) == 0
     out = capsys.readouterr().out
-    assert counts == [2]
+    assert sent == ["bf16_clip"] * 2
     assert all(seed in out for seed in ("seed 3", "seed 4", "2 scenarios in"))
 
 
@@ -167,26 +163,26 @@ def test_a_run_folder_that_is_not_here_is_named(
     ended = replace(suite.not_run("bf16_clip", Inconclusive(""), terminal()), folder=gone)
     together(monkeypatch)
     monkeypatch.setattr(suite, "run_in_block", lambda config: ("", ended))
-    ((_, refusal),) = cluster.run_all([base], terminal())
+    ((_, refusal),) = executor.side_by_side([base], terminal())
     assert "is not here: name runs=DIR that all nodes see" in refusal.result.reasons[0]
 
 
 @pytest.mark.parametrize(
     ("words", "shape", "lane"),
     [
-        ([], Shape(2, 0), Lane.CPU),
-        (["launch.threads=3"], Shape(6, 0), Lane.CPU),
-        (["lane=gpu"], Shape(2, 2), Lane.GPU),
-        (["on.gpus=4"], Shape(2, 4), Lane.GPU),
-        (["on.cpus=9"], Shape(9, 0), Lane.CPU),
+        ([], (2, 0, 1), Lane.CPU),
+        (["launch.threads=3"], (6, 0, 1), Lane.CPU),
+        (["lane=gpu"], (2, 2, 1), Lane.GPU),
+        (["on.gpus=4"], (2, 4, 1), Lane.GPU),
+        (["on.cpus=9"], (9, 0, 1), Lane.CPU),
     ],
 )
 def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(
-    words: list[str], shape: Shape, lane: Lane, monkeypatch: pytest.MonkeyPatch
+    words: list[str], shape: tuple[int, ...], lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ())  # this machine has none, but nodes do
     composed = command_line.compose(["scenario=bf16_clip", "variant=buggy", "on=slurm", *words])
-    assert (cluster._shape(composed), cells.lane_of(composed)) == (shape, lane)
+    assert (executor.shape(composed), cells.lane_of(composed)) == (shape, lane)
 
 
 def test_settings_reach_sbatch(cache: Path) -> None:
@@ -200,6 +196,33 @@ def test_settings_reach_sbatch(cache: Path) -> None:
     chosen = command_line.compose(["scenario=bf16_clip", *words]).on
     assert (chosen.partition, chosen.most) == ("gpu", 3)
     assert chosen.extra == {"qos": "debug", "exclusive": True}
+
+
+def test_the_folder_is_private_as_results_are_unpickled(cache: Path) -> None:
+    folder = slurm.home()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(Fault, match="is not private"):
+        slurm.home()
+
+
+def test_the_folders_of_killed_commands_are_deleted_after_a_week(cache: Path) -> None:
+    old, young = slurm.home() / "old", slurm.home() / "young"
+    for folder in (old, young):
+        folder.mkdir()
+    past = time.time() - slurm.KEPT - 60
+    os.utime(old, (past, past))
+    slurm.delete_old(slurm.home())
+    assert [old.exists(), young.exists()] == [False, True]
+
+
+def test_without_slurm_one_line_says_what_is_missing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(executor, "make_overlays", lambda _: {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    complaint = refused(capsys, ["run", "scenario=bf16_clip", "on=slurm"], code=4)
+    assert "needs Slurm's commands" in complaint or "needs the package submitit" in complaint
 
 
 def test_submitit_is_imported_only_to_submit() -> None:

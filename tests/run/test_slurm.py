@@ -26,7 +26,7 @@ from harness.system.files import ROOT
 from tests import slurm_cluster, slurm_tasks
 from tests.sandbox import PATIENCE, hear_signals, within
 from tests.slurm_cluster import Cluster, cluster
-from tests.slurm_tasks import notes, on, silent, works
+from tests.slurm_tasks import notes, on, works
 
 pytestmark = [
     pytest.mark.slurm,
@@ -52,7 +52,7 @@ def slurm_nodes(
     monkeypatch.setenv("HARNESS_CACHE", str(shared / "cache"))
     monkeypatch.setenv("PATH", slurm_cluster.PATH)
     monkeypatch.setattr(slurm, "GRACE", 4.0)
-    monkeypatch.setattr(slurm, "SOON", 0.5)
+    monkeypatch.setattr(slurm, "QUEUE_POLL", 0.5)
     one_cluster.wait()
     yield one_cluster
     one_cluster.ask("scancel", "--me")
@@ -60,7 +60,7 @@ def slurm_nodes(
 
 def results_of(tasks: Sequence[Work], do: Any = slurm_tasks.nap, **changes: Any) -> dict[int, Any]:
     """The results of tasks, by index."""
-    return dict(slurm.results(tasks, do, on(**changes), silent))
+    return dict(slurm.results(tasks, do, on(**changes)))
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def test_a_cancelled_task_is_lost_with_slurms_reason(slurm_nodes: Cluster, tmp_p
         slurm_nodes.ask("scancel", "--name", queue(slurm_nodes)[0])
         (lost,) = tasks.result().values()
     assert isinstance(lost, Lost)
-    assert "CANCELLED" in str(lost)
+    assert "CANCELLED" in str(lost), str(lost)
     assert len(notes(tmp_path, "interrupted")) == 1
 
 
@@ -156,7 +156,7 @@ def test_a_task_over_its_time_limit_is_lost_with_slurms_reason(
 ) -> None:
     (lost,) = results_of(works(tmp_path, [300]), slurm_tasks.interruptible, time=1).values()
     assert isinstance(lost, Lost)
-    assert "TIMEOUT, TimeLimit" in str(lost)
+    assert "DUE TO TIME LIMIT" in str(lost), str(lost)
     assert len(notes(tmp_path, "interrupted")) == 1
 
 

@@ -90,7 +90,7 @@ def test_they_run_in_an_order_and_end_with_one_table(
     pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("abc", Verdict.REPRODUCED))
     set_gpus(monkeypatch, gpus)
     configs = several(monkeypatch, {"a": 1, "b": 4, "c": 2}, jobs=1)
-    assert executor.run_all(configs) == 0
+    assert executor.run_selected(configs) == 0
     assert "".join(pretence.order) == order
     assert "".join(pretence.ahead) == order[1:]
     table = capsys.readouterr().out.partition("scenario")[2]
@@ -113,7 +113,7 @@ def test_the_exit_code_is_the_worst_and_unsupported_counts_only_if_strict(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: Verdict, strict: bool, code: int
 ) -> None:
     pretend(monkeypatch, tmp_path, {"a": Verdict.REPRODUCED, "b": verdict})
-    assert executor.run_all(several(monkeypatch, {"a": 1, "b": 1}, strict=strict)) == code
+    assert executor.run_selected(several(monkeypatch, {"a": 1, "b": 1}, strict=strict)) == code
 
 
 def test_jobs_run_side_by_side_and_their_output_is_printed(
@@ -121,7 +121,7 @@ def test_jobs_run_side_by_side_and_their_output_is_printed(
 ) -> None:
     pretence = pretend(monkeypatch, tmp_path, dict.fromkeys("ab", Verdict.REPRODUCED))
     pretence.wait = True
-    assert executor.run_all(several(monkeypatch, {"a": 1, "b": 1}, jobs=2)) == 0
+    assert executor.run_selected(several(monkeypatch, {"a": 1, "b": 1}, jobs=2)) == 0
     out = capsys.readouterr().out
     assert "printed by a" in out
     assert "printed by b" in out
