@@ -1,8 +1,8 @@
 """Overrides -> RunConfig, composed by Hydra. The only module that imports Hydra.
 
-Each scenario's ``Params`` is registered as an option of the group ``scenario``, so a new scenario
-needs no YAML. Hydra parses the overrides and composes the groups. Keys and types are checked here,
-so a mistake is a line with the choices.
+Hydra parses the overrides and composes the groups of ``configs``. The parameters and pins come from
+the scenario, so a new one needs no YAML. Keys and types are checked here, so a mistake is a line
+with the choices.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import RELEASED, Scenario
+from harness.bugs.api.spec import RELEASED
 from harness.releases import sources
 from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read, refuse_extras
 from harness.system.errors import UserError, unknown
@@ -42,6 +41,8 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 LISTS = ("variant", "patch")
 """Keys that take a list: one run has all of its values."""
 
+ConfigStore.instance().store(name="schema", node=Schema)
+
 
 def compose(words: Sequence[str]) -> RunConfig:
     """The RunConfig of the overrides of a single run."""
@@ -50,7 +51,8 @@ def compose(words: Sequence[str]) -> RunConfig:
 
 
 def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
-    """The RunConfigs of several scenarios with the same overrides; broken scenarios come last.
+    """The RunConfigs of several scenarios with the same overrides, each with its own defaults;
+    broken scenarios come last.
 
     Hydra composes only once, because that takes 0.1 s.
     """
@@ -61,60 +63,41 @@ def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
     if len(sound) == 1:
         configs = [compose([f"scenario={sound[0]}", *words])]
     else:
-        configs = _several(sound, composed([f"scenario={ALL}", *words])[0], words)
-    return [*configs, *(_unread(configs[0], name) for name in names if name in lost)]
+        config, _ = composed([f"scenario={ALL}", *words])
+        refuse_extras(config, (), ())
+        overrides, configs = list(map(understood, words)), []
+        for name in sound:
+            of_scenario = config.copy()
+            _fill(of_scenario, name)
+            configs.append(read(of_scenario, name, [f"scenario={name}", *overrides]))
+    # A broken one among others: running it fails with the reason.
+    unread = (replace(configs[0], scenario=n, params=None, pins={}) for n in names if n in lost)
+    return [*configs, *unread]
 
 
 def selected(words: Sequence[str]) -> list[RunConfig]:
     """The RunConfigs of the overrides of ``run``: one, or one for each scenario of all or of a
-    package."""
+    package that has the variant."""
     config, scenario = composed(words)
-    of_package = catalog.of_package(scenario)
-    if scenario != ALL and not of_package:
+    names = catalog.names() if scenario == ALL else catalog.of_package(scenario)
+    if not names:
         return [read(config, scenario, list(map(understood, words)))]
-    variant, names = config.variant, of_package or catalog.sound()
-    fitting = [n for n in names if _has_variant(catalog.scenario(n), variant)]
-    if not fitting:
+    variant, lost = config.variant, catalog.broken()
+    if isinstance(variant, str) and variant not in (ALL, RELEASED):  # a list must fit every one
+        names = [n for n in names if n in lost or variant in catalog.scenario(n).variants]
+    if not set(names) - set(lost):
         raise UserError(f"no scenario has the variant {variant}")
-    chosen = _several(fitting, config, words)
-    broken = () if of_package else catalog.broken()
-    return [*chosen, *(_unread(chosen[0], name) for name in broken)]
-
-
-def _several(names: Iterable[str], config: DictConfig, words: Sequence[str]) -> list[RunConfig]:
-    """The RunConfigs of several scenarios, each with its own defaults."""
-    refuse_extras(config, (), ())
-    others = [understood(word) for word in words if not word.startswith("scenario=")]
-    configs = []
-    for name in names:
-        copy = config.copy()
-        OmegaConf.set_struct(copy, False)
-        copy.scenario = OmegaConf.structured(catalog.scenario(name).params)
-        configs.append(read(copy, name, [f"scenario={name}", *others]))
-    return configs
-
-
-def _unread(config: RunConfig, name: str) -> RunConfig:
-    """A RunConfig for a broken scenario among others: running it fails with the reason."""
-    return replace(config, scenario=name, params=None, pins={})
-
-
-def _has_variant(scenario: Scenario, variant: Any) -> bool:
-    """Whether a scenario has the variant that was chosen for all; a list must fit every
-    scenario."""
-    return not isinstance(variant, str) or variant in (ALL, RELEASED, *scenario.variants)
+    return compose_each(names, [word for word in words if not word.startswith("scenario=")])
 
 
 def combinations(words: Sequence[str]) -> list[list[str]]:
     """The overrides of each run of a sweep: every combination of ``KEY=A,B``."""
-    _register()
-    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
-        choices = [
-            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-            if o.is_discrete_sweep()
-            else [str(o.input_line)]
-            for o in _parsed(words)
-        ]
+    choices = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+        if o.is_discrete_sweep()
+        else [str(o.input_line)]
+        for o in _parsed(words)
+    ]
     return [list(combination) for combination in itertools.product(*choices)]
 
 
@@ -123,24 +106,32 @@ def composed(words: Sequence[str]) -> tuple[DictConfig, str]:
 
     Raises UserError for a mistake that a type or a missing key shows, and BrokenScenario.
     """
-    _register()
-    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
-        overrides = _parsed(words)
-        for override in overrides:
-            _refuse_several(override)
-        options = _options(overrides)
-        scenario, preset = options["scenario"], options.get("preset", "null")
-        if scenario in catalog.names():
-            _register_params(scenario, catalog.scenario(scenario))
-        if preset != "null":
-            knobs = catalog.scenario(scenario).knobs if scenario in catalog.names() else {}
-            _refuse_other_preset(preset, knobs)
-        groups = [f"{g}={option}" for g, option in options.items() if option != "null"]
-        config = hydra.compose("config", overrides=groups)
+    overrides = _parsed(words)
     for override in overrides:
-        if override.key_or_group not in options:
+        if override.is_sweep_override():
+            _refuse_several(*str(override.input_line).split("=", 1))
+    options = _options(overrides)
+    scenario = options.pop("scenario")
+    groups = [f"{group}={option}" for group, option in options.items() if option != "null"]
+    with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+        config = hydra.compose("config", overrides=groups)
+    _fill(config, scenario)
+    for override in overrides:
+        if override.key_or_group not in ("scenario", *options):
             _apply(override, config)
     return config, scenario
+
+
+def _fill(config: DictConfig, scenario: str) -> None:
+    """Add the parameters and pins of a scenario; several have none in common. Raises UserError for
+    a preset with parameters that it does not have."""
+    bug = catalog.scenario(scenario) if scenario in catalog.names() else None
+    preset = config.scenario or {}
+    for name in preset:
+        if bug is None or name not in bug.knobs:
+            raise UserError(f"this preset is for another scenario: there is no scenario.{name}")
+    config.scenario = OmegaConf.merge(OmegaConf.structured(bug.params), preset) if bug else {}
+    config.pins = dict.fromkeys(bug.pins if bug else (), AUTO)
 
 
 def understood(word: str) -> str:
@@ -160,7 +151,7 @@ def understood(word: str) -> str:
 
 
 def _parsed(words: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    parser = OverridesParser.create()
     overrides = []
     for word in map(understood, words):
         key, sign, _ = word.partition("=")
@@ -178,15 +169,13 @@ def _parsed(words: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def _refuse_several(override: Override) -> None:
+def _refuse_several(key: str, value: str) -> None:
     """Raise UserError for the values of a sweep where one is needed."""
-    if override.is_sweep_override():
-        key, _, value = str(override.input_line).partition("=")
-        if key in LISTS:
-            raise UserError(f"{key}={value}: write several values as a list: {key}=[{value}]")
-        raise UserError(
-            f"{key}={value}: several values need --multirun, which runs them one after another"
-        )
+    if key in LISTS:
+        raise UserError(f"{key}={value}: write several values as a list: {key}=[{value}]")
+    raise UserError(
+        f"{key}={value}: several values need --multirun, which runs them one after another"
+    )
 
 
 def _options(overrides: Iterable[Override]) -> dict[str, str]:
@@ -195,7 +184,7 @@ def _options(overrides: Iterable[Override]) -> dict[str, str]:
     for override in overrides:
         group, option = override.key_or_group, override.get_value_element_as_str()
         if group == "scenario":
-            if option not in _selections():
+            if option not in (*catalog.names(), *catalog.subjects(), ALL):
                 raise UserError(catalog.unknown_scenario(option, ALL))
         elif group not in GROUPS:
             continue
@@ -207,20 +196,6 @@ def _options(overrides: Iterable[Override]) -> dict[str, str]:
             f"name a scenario: scenario=NAME, or scenario={ALL}. '{catalog.LIST}' shows them"
         )
     return options
-
-
-def _selections() -> tuple[str, ...]:
-    """What ``scenario=`` may be."""
-    return (*catalog.names(), *catalog.subjects(), ALL)
-
-
-def _refuse_other_preset(preset: str, knobs: Iterable[str]) -> None:
-    """Raise UserError for a preset with parameters that a scenario does not have."""
-    for name in OmegaConf.load(Path(CONFIGS, "preset", f"{preset}.yaml")).scenario:
-        if name not in knobs:
-            raise UserError(
-                f"preset={preset} is for another scenario: this one has no scenario.{name}"
-            )
 
 
 def _apply(override: Override, config: DictConfig) -> None:
@@ -252,20 +227,6 @@ def _apply(override: Override, config: DictConfig) -> None:
         elif kinds := [KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS]:
             why = f"write {kinds[0]}"
         raise UserError(f"{override.input_line}: {why}") from None
-
-
-def _register() -> None:
-    """Register the scenarios with Hydra, by name alone, as it copies its store often."""
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Schema)
-    for name in _selections():
-        node: dict[str, Any] = {"scenario": {}, "pins": {}}
-        store.store(group="scenario", name=name, node=node, package="_global_")
-
-
-def _register_params(name: str, bug: Scenario) -> None:
-    node = {"scenario": OmegaConf.structured(bug.params), "pins": dict.fromkeys(bug.pins, AUTO)}
-    ConfigStore.instance().store(group="scenario", name=name, node=node, package="_global_")
 
 
 def as_yaml(words: Sequence[str]) -> str:

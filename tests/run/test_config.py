@@ -151,10 +151,7 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("variant.a.b=1", "no key 'variant.a.b'"),
         ("~pins", "~pins: no key can be removed: write KEY=VALUE"),
         ("preset=nope", "no preset 'nope'. Choices: fp16_slow."),
-        (
-            "preset=fp16_slow",
-            "preset=fp16_slow is for another scenario: this one has no scenario.ramp",
-        ),
+        ("preset=fp16_slow", "this preset is for another scenario: there is no scenario.ramp"),
     ],
 )
 def test_a_mistake_is_one_line(override: str, message: str) -> None:
