@@ -92,19 +92,13 @@ def lock_files(name: str, scenario: Scenario) -> str:
     for path in sorted(pins_by_path.keys() ^ paths):
         problem = "is missing" if path in pins_by_path else "fits no variant"
         raise Missing(f"locks/{path.name} {problem}: python -m harness lock {name}")
+    base = set(resolution.BASE) - {"setuptools"}
     for path, chosen in pins_by_path.items():
-        _check_lock(name, path, chosen)
+        lock = locks.read(path)
+        for versions in map(lock.versions, lock.pythons):
+            if not versions.items() >= chosen.items() or versions.keys() & base:
+                raise Missing(f"locks/{path.name} does not fit: python -m harness lock {name}")
     return count(len(pins_by_path), "file")
-
-
-def _check_lock(name: str, path: Path, chosen: dict[str, str]) -> None:
-    lock = locks.read(path)
-    for python in lock.pythons:
-        versions = lock.versions(python)
-        if not versions.items() >= chosen.items() or versions.keys() & set(resolution.BASE) - {
-            "setuptools"
-        }:
-            raise Missing(f"locks/{path.name} does not fit: python -m harness lock {name}")
 
 
 def picture(name: str, scenario: Scenario) -> str:

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import math
 import os.path
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from harness.system.days import past_day
 from harness.system.errors import UserError
 from harness.system.files import refuse_unless_writable, refuse_without_folder
 from harness.system.text import short
+
+N = TypeVar("N", int, float)
 
 
 def day(text: str) -> str:
@@ -23,45 +29,25 @@ def day(text: str) -> str:
         raise ArgumentTypeError(str(error)) from None
 
 
+def _number(kind: type[N], form: str, least: float, most: float, text: str) -> N:
+    with suppress(ValueError):
+        if least <= (value := kind(text)) <= most:  # also refuses nan
+            return value
+    raise ArgumentTypeError(f"{short(text)}: write {form}")
+
+
 def whole_number(least: int = 0, most: int = 1_000_000) -> Callable[[str], int]:
     """A whole number from ``least`` to ``most``."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise ArgumentTypeError(f"{short(text)}: write a whole number from {least} to {most}")
-        return value
-
-    return parse
+    return partial(_number, int, f"a whole number from {least} to {most}", least, most)
 
 
 def number(least: float, most: float) -> Callable[[str], float]:
     """A number from ``least`` to ``most``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:  # also refuses nan
-            raise ArgumentTypeError(f"{short(text)}: write a number from {least:g} to {most:g}")
-        return value
-
-    return parse
+    return partial(_number, float, f"a number from {least:g} to {most:g}", least, most)
 
 
-def seconds(text: str) -> float:
-    """A number of seconds above 0; ``inf`` is no limit."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:  # also refuses nan
-        raise ArgumentTypeError(f"{short(text)}: write seconds above 0")
-    return value
+seconds = partial(_number, float, "seconds above 0", sys.float_info.min, math.inf)
+"""A number of seconds above 0; ``inf`` is no limit."""
 
 
 def some_of(choices: Iterable[str]) -> Callable[[str], str]:

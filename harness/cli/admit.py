@@ -23,7 +23,7 @@ from rich.console import Console
 
 from harness.bugs import catalog, result_file
 from harness.bugs.api.spec import BUGGY, FIXED, Lane, Outcome, Verdict
-from harness.bugs.results import Result, RunResult
+from harness.bugs.results import RunResult
 from harness.cli import Arguments, bisect, lock, matrix, pages
 from harness.cli import _demands as demands
 from harness.rank.run_folder import records_of
@@ -122,8 +122,12 @@ def main(arguments: list[str]) -> int:
         if not options.fix and {gate.name for gate in unmet} & set(map(demands.text, SUPPLIES)):
             console.print("with --fix, this command writes what it can")
         return ExitCode.NOT_AS_EXPECTED
-    other_seed = _narrow(replace(config, seed=config.seed + 1))
-    *runs, (seed_result, _) = _runs([*_repeats(config), other_seed], console)
+    # All variants once, then only buggy and fixed; with cold launches, and with another seed.
+    narrow = replace(config, variants=(BUGGY, FIXED))
+    configs = [config, *[narrow] * (REPEATS - 2)]
+    configs.append(replace(narrow, launch=replace(config.launch, warm=False)))
+    configs.append(replace(narrow, seed=config.seed + 1))
+    *runs, (seed_result, _) = _runs(configs, console)
     repeats = [result for result, _ in runs]
     if repeats[0].verdict is Verdict.UNSUPPORTED:
         console.print(f"{config.scenario}: cannot run on this machine")
@@ -157,18 +161,6 @@ def _runs(configs: Sequence[RunConfig], console: Console) -> list[tuple[RunResul
     return [(result, folder) for result, folder in runs if folder]
 
 
-def _repeats(config: RunConfig) -> Iterator[RunConfig]:
-    """All variants once, then only buggy and fixed; the last time with cold launches."""
-    yield config
-    for _ in range(REPEATS - 2):
-        yield _narrow(config)
-    yield replace(_narrow(config), launch=replace(config.launch, warm=False))
-
-
-def _narrow(config: RunConfig) -> RunConfig:
-    return replace(config, variants=(BUGGY, FIXED))
-
-
 def gates(repeats: Sequence[RunResult], seed_result: RunResult) -> Iterator[Gate]:
     """The conditions on the repeated runs, and on the run with another seed."""
     yield _gate_of(BUGGY, Outcome.SYMPTOM, "shows the documented symptom", repeats)
@@ -181,8 +173,17 @@ def gates(repeats: Sequence[RunResult], seed_result: RunResult) -> Iterator[Gate
     yield Gate(
         "the other variants are as expected", not mismatches, "; ".join(mismatches) or outcomes
     )
-    yield Gate("the verdict is the same with another seed", *_verdict(seed_result))
-    yield _quiet([*repeats, seed_result])
+    verdict, reasons = seed_result.verdict, "; ".join(seed_result.reasons)
+    yield Gate(
+        "the verdict is the same with another seed",
+        verdict is Verdict.REPRODUCED,
+        f"{verdict}: {reasons}" if reasons else str(verdict),
+    )
+    trials = [trial for result in [*repeats, seed_result] for trial in result.trials]
+    clean = [trial for trial in trials if trial.expected is Outcome.CLEAN]
+    alarms = [f"{t.variant}: {t.finding.message.splitlines()[0]}" for t in clean if t.finding]
+    why = "; ".join(alarms) or f"0 false alarms in {len(clean)} trials"
+    yield Gate("no detector fires where nothing is wrong", not alarms, why)
     disagreements = {reason for result in [*repeats, seed_result] for reason in result.reasons}
     yield Gate("its variants agree where they must", not disagreements, "; ".join(disagreements))
 
@@ -232,38 +233,17 @@ def _facts(folder: Path) -> list[dict[str, Any]]:
 
 
 def _gate_of(variant: str, expected: Outcome, about: str, repeats: Sequence[RunResult]) -> Gate:
-    """Whether a variant had the expected outcome every time; flaky if only sometimes."""
-    outcomes = [trial.outcome for trial in _trials(repeats, variant)]
+    """Whether a variant had the expected outcome every time; flaky if only sometimes. The steps of
+    the symptom are added if they differ between runs."""
+    trials = [trial for run in repeats for trial in run.trials if trial.variant == variant]
+    outcomes = [trial.outcome for trial in trials]
     name = f"{variant} {about}, {REPEATS} times"
     listed = ", ".join(map(str, outcomes))
-    if set(outcomes) == {expected}:
-        return Gate(name, True, listed + _steps(repeats, variant))
-    return Gate(name, False, listed if len(set(outcomes)) == 1 else f"flaky: {listed}")
-
-
-def _steps(repeats: Sequence[RunResult], variant: str) -> str:
-    """The steps of the symptom, if they differ between runs."""
-    steps = [t.finding.step for t in _trials(repeats, variant) if t.finding]
-    return f" (at steps {', '.join(map(str, steps))})" if len(set(steps)) > 1 else ""
-
-
-def _trials(results: Sequence[RunResult], variant: str) -> list[Result]:
-    return [trial for result in results for trial in result.trials if trial.variant == variant]
-
-
-def _verdict(result: RunResult) -> tuple[bool, str]:
-    reasons = "; ".join(result.reasons)
-    return (
-        result.verdict is Verdict.REPRODUCED,
-        f"{result.verdict}{': ' if reasons else ''}{reasons}",
-    )
-
-
-def _quiet(results: Sequence[RunResult]) -> Gate:
-    clean = [t for r in results for t in r.trials if t.expected is Outcome.CLEAN]
-    alarms = [f"{t.variant}: {t.finding.message.splitlines()[0]}" for t in clean if t.finding]
-    why = "; ".join(alarms) or f"0 false alarms in {len(clean)} trials"
-    return Gate("no detector fires where nothing is wrong", not alarms, why)
+    if set(outcomes) != {expected}:
+        return Gate(name, False, listed if len(set(outcomes)) == 1 else f"flaky: {listed}")
+    steps = [trial.finding.step for trial in trials if trial.finding]
+    differing = f" (at steps {', '.join(map(str, steps))})" if len(set(steps)) > 1 else ""
+    return Gate(name, True, listed + differing)
 
 
 def _report(console: Console, scenario: str, conditions: Sequence[Gate]) -> None:

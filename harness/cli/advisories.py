@@ -7,7 +7,6 @@ The records come from recorded runs alone. Bugs that no tested release has get n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from harness.bugs import advisories, catalog
@@ -36,13 +35,9 @@ def main(arguments: list[str]) -> int:
     replace_folder(out.resolve(), records, ADVISORIES)
     console.print(f"{count(len(records), 'record')}: {out}")
     if missing := advisories.without():
-        console.print(f"no record for {count(len(missing), 'bug')}: {_reasons(missing)}")
+        bugs = {why: [name for name in missing if missing[name] == why] for why in missing.values()}
+        reasons = "; ".join(f"{why} ({', '.join(names)})" for why, names in bugs.items())
+        console.print(f"no record for {count(len(missing), 'bug')}: {reasons}")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
-
-
-def _reasons(missing: Mapping[str, str]) -> str:
-    """Each reason once, with the bugs that it is for."""
-    bugs = {why: [name for name in missing if missing[name] == why] for why in missing.values()}
-    return "; ".join(f"{why} ({', '.join(names)})" for why, names in bugs.items())

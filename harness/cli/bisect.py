@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
 
 from rich.console import Console
 
-from harness.bugs import catalog, result_file
+from harness.bugs import catalog
 from harness.bugs import commits as fixes
 from harness.bugs.api.spec import RELEASED
 from harness.bugs.commits import BugCommit
 from harness.bugs.pins import here
 from harness.bugs.results import Result, Status
-from harness.cli import Arguments
-from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, sweep_of
+from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, parser_of, sweep_of
 from harness.releases import releases, sources
 from harness.run import command_line
 from harness.run.cells import not_run
@@ -87,9 +85,12 @@ class Search:
         for before, after in self._pairs():
             if self.statuses[before] is not self.statuses[after]:
                 flips += self._narrowed(before, after)
-        return SearchResult(
-            tuple(flips), max((self._untested(*pair) for pair in self._pairs()), default=0)
-        )
+        gaps = [
+            sum(index not in self.statuses for index in range(before + 1, after))
+            for before, after in self._pairs()
+            if self.statuses[before] is self.statuses[after]
+        ]
+        return SearchResult(tuple(flips), max(gaps, default=0))
 
     def _narrowed(self, before: int, after: int) -> list[Flip]:
         """The flip between two releases that differ."""
@@ -103,50 +104,36 @@ class Search:
     def _certain_near(self, index: int, low: int, high: int) -> int | None:
         """The release nearest to ``index``, between ``low`` and ``high``, with a certain status."""
         between = sorted(range(low + 1, high), key=lambda other: abs(other - index))
-        return next((other for other in between if self._status(other).certain), None)
-
-    def _status(self, index: int) -> Status:
-        if index not in self.statuses:
-            self.statuses[index] = self.status_of(index)
-        return self.statuses[index]
+        for other in between:
+            if other not in self.statuses:
+                self.statuses[other] = self.status_of(other)
+            if self.statuses[other].certain:
+                return other
+        return None
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Neighbours among the releases with a certain status."""
         certain = sorted(index for index, status in self.statuses.items() if status.certain)
         return list(itertools.pairwise(certain))
 
-    def _untested(self, before: int, after: int) -> int:
-        if self.statuses[before] is not self.statuses[after]:
-            return 0
-        return sum(index not in self.statuses for index in range(before + 1, after))
 
-
-def _parser() -> Arguments:
-    parser = Arguments(__name__)
-    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
-    parser.add_argument("--again", action="store_true", help="test stored releases again")
-    parser.add_argument(
-        "--record", action="store_true", help="keep the results in the scenario's results.jsonl"
-    )
+def main(arguments: list[str]) -> int:
+    parser = parser_of(__name__)
     parser.add_argument(
         "--apart",
         type=int,
         metavar="N",
         help="first test every N-th release (default: about the square root of their number)",
     )
-    return parser
-
-
-def main(arguments: list[str]) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.record:
         refuse_without_checkout("--record")
     words, console = options.overrides, terminal()
     sweep = _commits(words) or sweep_of("bisect", words)
-    if len(sweep.axes) != 1 or len(sweep.configs) < 2:
+    if len(sweep.axes) != 1 or len(next(iter(sweep.axes.values()))) < 2:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
     ((name, releases),) = sweep.axes.items()
-    commits = sweep.configs if isinstance(sweep.configs, Commits) else None
+    commits = sweep if isinstance(sweep, Commits) else None
     usual = len(releases) if commits else math.isqrt(len(releases) - 1) + 1
     apart = usual if options.apart is None else options.apart
     if apart < 1:
@@ -169,22 +156,27 @@ def main(arguments: list[str]) -> int:
                 raise Inconclusive(f"{name} {releases[end]} {why}")
         outcome = search.run()
     _report(console, sweep, cells, outcome)
-    changes = _changes(sweep, commits, cells, outcome) if commits else []
+    changes = _changes(commits, cells, outcome) if commits else []
     for change in changes:
-        _print_change(console, change)
+        console.print(str(change), style=STYLES[change.status])
+        for line in (change.pull or change.link, *(f"changes {file}" for file in change.files)):
+            console.print(f"  {line}")
+        if change.skipped:
+            commits_before = count(len(change.skipped), "commit")
+            console.print(f"  or one of {commits_before} before it, not certain")
     if options.record:
         from harness.cli import pages
 
         if commits:
             fixes.record(sweep.scenario, changes)
+            pages.write([sweep.scenario])
         else:
-            result_file.record(cells.values())
-        pages.write([sweep.scenario])
+            pages.record(cells.values())
     certain = any(cell.status.certain for cell in cells.values())
     return ExitCode.AS_EXPECTED if certain else ExitCode.INCONCLUSIVE
 
 
-def _commits(words: Sequence[str]) -> Sweep | None:
+def _commits(words: Sequence[str]) -> Commits | None:
     """The sweep over the commits that a pin names; None if no pin does."""
     pins = [word.removeprefix("pins.").partition("=") for word in words if word.startswith("pins.")]
     commit_pins = [(name, value) for name, _, value in pins if sources.is_history(value)]
@@ -198,35 +190,25 @@ def _commits(words: Sequence[str]) -> Sweep | None:
     base = command_line.compose([*others, f"variant={RELEASED}"])
     if name not in (pins_of_scenario := catalog.scenario(base.scenario).pins):
         raise UserError(unknown("pin of this scenario", name, pins_of_scenario))
-    configs = Commits(base, name, sources.history(name, value, cache_folder()))
-    short = [commit[: sources.SHORT] for commit in configs.history.commits]
-    return Sweep(base.scenario, {name: short}, configs)
+    history = sources.history(name, value, cache_folder())
+    short = [commit[: sources.SHORT] for commit in history.commits]
+    return Commits(base, {name: short}, (), history)
 
 
 def _changes(
-    sweep: Sweep, commits: Commits, cells: Mapping[int, Result], outcome: SearchResult
+    commits: Commits, cells: Mapping[int, Result], outcome: SearchResult
 ) -> list[BugCommit]:
     """The commits of the flips, with what they changed in the files with the bug."""
-    history, watched = commits.history, catalog.scenario(sweep.scenario).watched
-    changes = []
+    history, watched = commits.history, catalog.scenario(commits.scenario).watched
+    (package,), changes = commits.axes, []
     for flip in outcome.flips:
         commit = history.commits[flip.after]
         files = [f for f in history.changed(commit) if any(f.endswith(w) for w in watched)]
         skipped = history.commits[flip.before + 1 : flip.after]
         title, day = history.title(commit), history.day(commit)
         status = cells[flip.after].status
-        changes.append(
-            BugCommit(commits.package, commit, status, title, day, tuple(files), tuple(skipped))
-        )
+        changes.append(BugCommit(package, commit, status, title, day, tuple(files), tuple(skipped)))
     return changes
-
-
-def _print_change(console: Console, change: BugCommit) -> None:
-    console.print(str(change), style=STYLES[change.status])
-    for line in (change.pull or change.link, *(f"changes {file}" for file in change.files)):
-        console.print(f"  {line}")
-    if change.skipped:
-        console.print(f"  or one of {count(len(change.skipped), 'commit')} before it, not certain")
 
 
 @dataclass
@@ -260,19 +242,13 @@ class _Tester:
         configs = {}
         for index in indices:
             try:
-                configs[index] = self.sweep.configs[index]
+                configs[index] = self.sweep.config(index)
             except Inconclusive as error:
-                yield index, not_run(self._base, error)
+                yield index, not_run(self.sweep.base, error)
         chosen = list(configs)
         if chosen:
-            every = list(configs.values())
-            for at, cell in find_all(every, again=self.again):
+            for at, cell in find_all(list(configs.values()), again=self.again):
                 yield chosen[at], cell
-
-    @property
-    def _base(self) -> RunConfig:
-        configs = self.sweep.configs
-        return configs.base if isinstance(configs, Commits) else configs[0]
 
     def status_of(self, index: int) -> Status:
         if index not in self.cells:
@@ -284,7 +260,7 @@ def _report(
     console: Console, sweep: Sweep, cells: dict[int, Result], outcome: SearchResult
 ) -> None:
     ((name, releases),) = sweep.axes.items()
-    unit = "commit" if isinstance(sweep.configs, Commits) else "release"
+    unit = "commit" if isinstance(sweep, Commits) else "release"
     console.print()
     certain = sorted(index for index, cell in cells.items() if cell.status.certain)
     if not certain:
@@ -307,7 +283,11 @@ def _report(
             f"flips from {cells[flip.before].status} to {cells[flip.after].status} between "
             f"{releases[flip.before]} and {releases[flip.after]} ({where})"
         )
-    console.print(f"tried {len(cells)} of {count(len(releases), unit)}: {_how(cells.values())}")
+    stored = sum(cell.stored for cell in cells.values())
+    ran = sum(cell.started for cell in cells.values()) - stored
+    counts = {"ran": ran, "stored": stored, "did not start": len(cells) - ran - stored}
+    how = ", ".join(f"{number} {verb}" for verb, number in counts.items() if number)
+    console.print(f"tried {len(cells)} of {count(len(releases), unit)}: {how}")
     if outcome.gap:
         console.print(
             f"up to {count(outcome.gap, unit)} in a row between equal ones "
@@ -316,41 +296,18 @@ def _report(
         )
 
 
-def _how(cells: Collection[Result]) -> str:
-    """How the cells were found: ``7 ran, 28 did not start``."""
-    stored = sum(cell.stored for cell in cells)
-    run = sum(cell.started for cell in cells) - stored
-    counts = {"ran": run, "stored": stored, "did not start": len(cells) - run - stored}
-    return ", ".join(f"{number} {how}" for how, number in counts.items() if number)
-
-
 @dataclass(frozen=True)
-class Commits(Sequence[RunConfig]):
-    """A config for each commit of a history. All have the dependencies of the last commit's
-    day, so a step installs one package."""
+class Commits(Sweep):
+    """The commits of a history. All have the dependencies of the last commit's day, so a step
+    installs one package."""
 
-    base: RunConfig
-    package: str
     history: sources.CommitRange
 
-    def __len__(self) -> int:
-        return len(self.history.commits)
-
-    @overload
-    def __getitem__(self, at: int) -> RunConfig: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[RunConfig]: ...
-
-    def __getitem__(self, at: int | slice) -> RunConfig | Sequence[RunConfig]:
+    def config(self, index: int) -> RunConfig:
         """The config of a commit. Raises Inconclusive if the commit does not build."""
-        if isinstance(at, slice):
-            return [self[index] for index in range(len(self))[at]]
-        commit = self.history.commits[at]
-        source = f"{self.history.repository}@{commit}"
-        version = sources.pinned(self.package, source, cache_folder())
-        return replace(self.base, pins={**self.base.pins, self.package: version}, date=self._day())
-
-    def _day(self) -> str:
-        day = self.history.day(self.history.commits[-1])
-        return self.base.date or releases.settled(day, here()[0])
+        (package,), cache = self.axes, cache_folder()
+        source = f"{self.history.repository}@{self.history.commits[index]}"
+        version = sources.pinned(package, source, cache)
+        last = self.history.day(self.history.commits[-1])
+        day = self.base.date or releases.settled(last, here()[0])
+        return replace(self.base, pins={**self.base.pins, package: version}, date=day)

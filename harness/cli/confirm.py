@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from harness.bugs import result_file
 from harness.bugs.results import Result
 from harness.cli import Arguments
 from harness.cli._values import whole_number
@@ -65,8 +64,7 @@ def main(arguments: list[str]) -> int:
     if options.record:
         from harness.cli import pages
 
-        result_file.record(rerun.found for rerun in reruns if rerun.found and not rerun.difference)
-        pages.write(sorted({rerun.recorded.scenario for rerun in reruns}))
+        pages.record([rerun.found for rerun in reruns if rerun.found and not rerun.difference])
     return ExitCode.worst(rerun.exit_code for rerun in reruns)
 
 

@@ -107,21 +107,18 @@ def kept_trials(run_folder: Path, name: str) -> list[Result]:
 def _import(files: Iterable[Path]) -> int:
     """Append the trials of these files that the checkout does not have yet."""
     trials = [trial for file in files for trial in _read(file)]
-    news = [trial for trial in trials if not _is_kept(trial)]
+    kept = {
+        (k.scenario, k.run, k.variant, k.label)
+        for scenario in {trial.scenario for trial in trials}
+        for k in result_file.read(scenario)
+    }
+    news = [t for t in trials if (t.scenario, t.run, t.variant, t.label) not in kept]
     result_file.append(news)
     scenarios = len({trial.scenario for trial in news})
     terminal().print(
         f"{len(news)} trials of {scenarios} scenarios are new; {len(trials) - len(news)} were there"
     )
     return ExitCode.AS_EXPECTED
-
-
-def _is_kept(trial: Result) -> bool:
-    known_results = result_file.read(trial.scenario)
-    return any(
-        (k.run, k.variant, k.label) == (trial.run, trial.variant, trial.label)
-        for k in known_results
-    )
 
 
 def _read(file: Path) -> list[Result]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    """The content of run.json. Raises UserError if there is none, or if it is no record of a run:
-    then the command names the wrong folder."""
+    """The content of run.json. Raises UserError, with the newest run folders near this one, if
+    there is none, and if it is no record of a run: then the command names the wrong folder."""
     file = folder / RUN_FILE
     if not file.is_file():
-        raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}{_recent(folder)}")
+        near = folder if folder.is_dir() else folder.parent
+        runs = [str(run.parent) for run in sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:5]]
+        choices = f". Choices: {', '.join(runs)}." if runs else ""
+        raise UserError(f"{folder} is not a run folder: it has no {RUN_FILE}{choices}")
     try:
         run = read_json(file)
     except Inconclusive as error:
@@ -49,10 +51,3 @@ def _run(folder: Path) -> dict[str, Any]:
     if not isinstance(run, dict):
         raise UserError(f"{file} is not the record of a run")
     return run
-
-
-def _recent(folder: Path) -> str:
-    """The choices: the newest run folders near this one."""
-    near = folder if folder.is_dir() else folder.parent
-    runs: Sequence[Path] = sorted(near.glob(f"*/{RUN_FILE}"), reverse=True)[:5]
-    return f". Choices: {', '.join(str(r.parent) for r in runs)}." if runs else ""

@@ -59,28 +59,20 @@ def _print(names: Iterable[str]) -> None:
 def _chosen(options: Any) -> list[str]:
     """The scenarios that meet all conditions. A broken one is listed only without conditions."""
     upstreams = sorted({catalog.subject(name) for name in catalog.sound()})
-    _check("upstream", options.upstream, upstreams)
-    _check("harm", options.harm, HARMS)
-    _check("visibility", options.visibility, VISIBILITIES)
-    conditions = (options.upstream, options.harm, options.visibility, options.alive or None)
-    if not any(conditions):
+    choices = {"upstream": upstreams, "harm": HARMS, "visibility": VISIBILITIES}
+    for option, values in choices.items():
+        if (choice := getattr(options, option)) is not None and choice not in values:
+            raise UserError(unknown(option, choice, values))
+    if not (options.upstream or options.harm or options.visibility or options.alive):
         return list(catalog.names())
-    return [name for name in catalog.sound() if _meets(name, options)]
-
-
-def _check(option: str, choice: str | None, choices: Iterable[str]) -> None:
-    if choice is not None and choice not in choices:
-        raise UserError(unknown(option, choice, choices))
-
-
-def _meets(name: str, options: Any) -> bool:
-    scenario = catalog.scenario(name)
-    return (
-        options.upstream in (None, catalog.subject(name))
-        and options.harm in (None, scenario.harm)
-        and options.visibility in (None, scenario.visibility)
+    return [
+        name
+        for name in catalog.sound()
+        if options.upstream in (None, catalog.subject(name))
+        and options.harm in (None, catalog.scenario(name).harm)
+        and options.visibility in (None, catalog.scenario(name).visibility)
         and (not options.alive or alive(name) is not None)
-    )
+    ]
 
 
 def _row(name: str) -> list[str]:

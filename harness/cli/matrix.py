@@ -21,9 +21,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.bugs import catalog, pins, result_file
-from harness.bugs.api.spec import RELEASED, Scenario, Verdict
-from harness.bugs.pins import TORCH
+from harness.bugs import catalog
+from harness.bugs.api.spec import RELEASED, Verdict
+from harness.bugs.pins import TORCH, here
 from harness.bugs.results import Result, Status
 from harness.cli import Arguments
 from harness.cli._values import output_file, refuse_overwriting
@@ -51,11 +51,21 @@ STYLES = {
 class Sweep:
     """The cells to find: every combination of the releases on the axes."""
 
-    scenario: str
+    base: RunConfig
     axes: Mapping[str, Sequence[str]]
     """The releases, oldest first, of each package that has several."""
-    configs: Sequence[RunConfig]
-    """One for each combination; the last axis changes fastest."""
+    pins: Sequence[Mapping[str, str]]
+    """Those of each combination; the last axis changes fastest."""
+
+    @property
+    def scenario(self) -> str:
+        return self.base.scenario
+
+    def config(self, index: int) -> RunConfig:
+        """The config of one cell; its command finds this cell alone."""
+        words = [f"pins.{name}={version}" for name, version in self.pins[index].items()]
+        command = " ".join([self.base.command, *words])
+        return replace(self.base, pins=self.pins[index], command=command)
 
 
 def sweep_of(command: str, words: Sequence[str]) -> Sweep:
@@ -72,7 +82,11 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
             raise UserError(f"{command} tests releases as published: leave {word} out")
         else:
             others.append(word)
-    scenario = _scenario(command, others)
+    names = [word.partition("=")[2] for word in others if word.startswith("scenario=")]
+    if len(names) != 1 or names[0] == ALL:
+        choices = ", ".join(catalog.names())
+        raise UserError(f"{command} tests one scenario: scenario=NAME. Choices: {choices}.")
+    scenario = catalog.scenario(names[0])
     for name in ranges:
         if name not in scenario.pins:
             raise UserError(unknown("pin of this scenario", name, scenario.pins))
@@ -83,32 +97,16 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
         hint = f", such as pins.{example}=minor" if example else ": this scenario pins none"
         raise UserError(f"{command} needs the releases to test{hint}")
     base = command_line.compose([*others, f"variant={RELEASED}"])
-    combinations = itertools.product(*axes.values())
-    configs = [_pinned(base, dict(zip(axes, each, strict=True))) for each in combinations]
+    pins = [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
     several = {name: versions for name, versions in axes.items() if len(versions) > 1}
-    return Sweep(configs[0].scenario, several or axes, configs)
+    return Sweep(base, several or axes, pins)
 
 
-def _scenario(command: str, words: Sequence[str]) -> Scenario:
-    names = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
-    if len(names) != 1 or names[0] == ALL:
-        choices = ", ".join(catalog.names())
-        raise UserError(f"{command} tests one scenario: scenario=NAME. Choices: {choices}.")
-    return catalog.scenario(names[0])
-
-
-def _pinned(base: RunConfig, chosen: Mapping[str, str]) -> RunConfig:
-    """The config of one cell; its command finds this cell alone."""
-    words = [f"pins.{name}={version}" for name, version in chosen.items()]
-    return replace(base, pins=dict(chosen), command=" ".join([base.command, *words]))
-
-
-def _parser() -> Arguments:
-    parser = Arguments(__name__)
+def parser_of(module: str) -> Arguments:
+    """The arguments that a sweep and a search have in common."""
+    parser = Arguments(module)
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as to run")
     parser.add_argument("--again", action="store_true", help="test stored releases again")
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the cells as CSV")
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the cells as JSON")
     parser.add_argument(
         "--record", action="store_true", help="keep the results in the scenario's results.jsonl"
     )
@@ -116,7 +114,10 @@ def _parser() -> Arguments:
 
 
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_intermixed_args(arguments)
+    parser = parser_of(__name__)
+    parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the cells as CSV")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the cells as JSON")
+    options = parser.parse_intermixed_args(arguments)
     refuse_overwriting((options.csv, options.json))
     if options.record:
         refuse_without_checkout("--record")
@@ -133,23 +134,22 @@ def main(arguments: list[str]) -> int:
     if options.record:
         from harness.cli import pages
 
-        result_file.record(cells)
-        pages.write([sweep.scenario])
+        pages.record(cells)
     return exit_code(cells)
 
 
 def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result]:
     """The cells of a sweep in its order, each printed as soon as it is known."""
     by_index: dict[int, Result] = {}
-    clock = Clock(len(sweep.configs))
-    cells = count(len(sweep.configs), "cell")
+    configs = [sweep.config(index) for index in range(len(sweep.pins))]
+    clock = Clock(len(configs))
+    cells = count(len(configs), "cell")
     console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
     streak = Streak()
     with Progress(console) as progress:
         if console.is_interactive:
             progress.say("testing", clock.progress())
-        jobs = sweep.configs[0].jobs
-        for index, cell in find_all(sweep.configs, again=again, jobs=jobs):
+        for index, cell in find_all(configs, again=again):
             by_index[index] = cell
             clock.tick(cell)
             pinned = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
@@ -273,7 +273,7 @@ def _likely_cause(reason: str) -> str:
             "command again once it works"
         )
     if "for Python" in reason:
-        python, _ = pins.here()
+        python, _ = here()
         return f"they may have no wheels for Python {python}; try another Python"
     if "could not be installed" in reason:
         return "what builds or downloads them here (a compiler, a proxy) may be the cause"

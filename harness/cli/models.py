@@ -24,7 +24,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,24 +69,26 @@ def main(arguments: list[str]) -> int:
     pins = stack.newest() if options.newest else pins
     began = time.monotonic()
     with stack.borrow(pins, changes) as releases:
-        models = _models(words, options.head, releases)
+        for word in words:
+            if not word.is_script:
+                _refuse_unknown(word, releases)
+        types = architectures.names(releases.site, options.head)
+        chosen = words or [Word(name, head=options.head) for name in types]
+        models = list(dict.fromkeys(map(str, chosen)))
         rows = _ask_models(options, Asking(releases, models, relations, lane=lane))
-        changed = _changed(rows, releases) if options.changes else None
+        changed = None
+        if options.changes:
+            before = recorded.before(releases.packages, {row.model for row in rows})
+            if not before:
+                named = f"transformers {releases.packages[SUBJECT]}"
+                raise UserError(f"--changes: no release before {named} was recorded")
+            changed = recorded.changed(rows, before)
         _write(options, rows, releases, time.monotonic() - began, changed)
         if options.record:
             recorded.record(rows, releases)
     if changed:
         return ExitCode.NOT_AS_EXPECTED if changed.broken else ExitCode.AS_EXPECTED
     return table.exit_code(rows)
-
-
-def _changed(rows: Sequence[Row], releases: Releases) -> Changed:
-    """How the answers differ from the newest recorded release before. Raises UserError without
-    such a release."""
-    version = releases.packages[SUBJECT]
-    if before := recorded.before(releases.packages, {row.model for row in rows}):
-        return recorded.changed(rows, before)
-    raise UserError(f"--changes: no release before transformers {version} was recorded")
 
 
 def _parser() -> Arguments:
@@ -156,15 +158,6 @@ def _model_words(words: Sequence[str], head: str) -> list[Word]:
         if word.is_file:
             _refuse_unfit(word)
     return models
-
-
-def _models(words: Sequence[Word], head: str, releases: Releases) -> list[str]:
-    """The models to ask; all types with the head if none is named."""
-    for word in words:
-        if not word.is_script:
-            _refuse_unknown(word, releases)
-    chosen = words or [Word(name, head=head) for name in architectures.names(releases.site, head)]
-    return list(dict.fromkeys(map(str, chosen)))
 
 
 def _refuse_unrecorded(words: Sequence[Word]) -> None:
@@ -252,16 +245,10 @@ def _write(
     if options.json == STANDARD_OUTPUT:
         terminal().print_format(content + "\n")
         return
-    if changed:
-        _print(table.changes(changed))
-    else:
-        _print(table.by_model(rows) if options.models else table.wrong_by_relation(rows))
+    lines = table.by_model(rows) if options.models else table.wrong_by_relation(rows)
+    for line in table.changes(changed) if changed else lines:
+        terminal().print(line)
     terminal().print(table.counted(rows, seconds))
     if options.json:
         with writing(Path(options.json), "--json"):
             write_whole(Path(options.json), content + "\n")
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        terminal().print(line)

@@ -10,9 +10,10 @@ the section between the two marks "by hand" is written by hand; it is kept as it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from harness.bugs import catalog
+from harness.bugs import catalog, result_file
+from harness.bugs.results import Result
 from harness.cli import Arguments
 from harness.cli import _schemas as schemas
 from harness.publish import docs_tables, field, markdown_pages
@@ -45,6 +46,12 @@ def main(arguments: list[str]) -> int:
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
     return ExitCode.INCONCLUSIVE if catalog.broken() else ExitCode.AS_EXPECTED
+
+
+def record(cells: Collection[Result]) -> None:
+    """Keep cells in the results of their scenarios, and write the pages of these."""
+    result_file.record(cells)
+    write(sorted({cell.scenario for cell in cells}))
 
 
 def write(names: Iterable[str]) -> None:

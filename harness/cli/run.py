@@ -39,21 +39,25 @@ def main(arguments: list[str]) -> int:
     if options.cfg:
         print(command_line.as_yaml(words))
         return ExitCode.AS_EXPECTED
-    if not options.multirun and branch.is_requested(words):
-        return branch.judge(words)
     combinations = command_line.combinations(words) if options.multirun else [words]
-    runs = [command_line.selected(combination) for combination in combinations]
-    together = [config for configs in runs for config in configs if config.on.where == SLURM]
-    runs = [configs for configs in runs if configs[0].on.where != SLURM]
-    return _run_each([*runs, together] if together else runs)
+    runs = [(combination, command_line.selected(combination)) for combination in combinations]
+    together = [c for _, configs in runs for c in configs if _is_sent(c)]
+    runs = [(combination, configs) for combination, configs in runs if not _is_sent(configs[0])]
+    return _run_each([*runs, (words, together)] if together else runs)
 
 
-def _run_each(runs: Sequence[Sequence[RunConfig]]) -> int:
+def _is_sent(config: RunConfig) -> bool:
+    """Whether a run goes to Slurm, and with it all runs of a sweep."""
+    return config.on.where == SLURM and not config.compared
+
+
+def _run_each(runs: Sequence[tuple[Sequence[str], Sequence[RunConfig]]]) -> int:
     """Run all, and raise the first error only then: one combination must not end the others."""
     codes, errors = list[int](), list[HarnessError]()
-    for configs in runs:
+    for words, configs in runs:
         try:
-            codes.append(run_selected(configs))
+            compared = configs[0].compared
+            codes.append(branch.judge(configs, words) if compared else run_selected(configs))
         except HarnessError as error:
             errors.append(error)
     if errors:

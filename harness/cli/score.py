@@ -28,8 +28,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -52,7 +51,12 @@ STYLES = {Detection.DETECTED: "green", Detection.FALSE_ALARM: "red", Detection.D
 
 
 def main(arguments: list[str]) -> int:
-    parser = _parser()
+    parser = Arguments(__name__)
+    parser.add_argument("words", nargs="*", metavar="DETECTOR|KEY=VALUE")
+    parser.add_argument(
+        "--list", action="store_true", help="the scenarios, and what there is to see"
+    )
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")
     options = parser.parse_intermixed_args(arguments)
     overrides = [word for word in options.words if "=" in word]
     words = [word for word in options.words if "=" not in word]
@@ -70,8 +74,8 @@ def main(arguments: list[str]) -> int:
     detectors = [detector_named(word) for word in dict.fromkeys(words)]
     if sum(detector.module == GUARD for detector in detectors) > 1:
         raise UserError("score guard and guard/budget one at a time: a process has one guard")
-    with _runs(others) as runs:
-        words = ["variant=all", *others, *runs]
+    with tempfile.TemporaryDirectory(prefix="score-") as folder:
+        words = ["variant=all", f"runs={folder}", *others]  # unless the user names another folder
         configs = [command_line.compose([f"scenario={name}", *words]) for name in names]
         scores = _scored(Scoring(detectors, configs, seeds))
     for detector in detectors:
@@ -94,16 +98,6 @@ def exit_code(scores: Sequence[Score]) -> int:
     return ExitCode.AS_EXPECTED if answered else ExitCode.INCONCLUSIVE
 
 
-def _parser() -> Arguments:
-    parser = Arguments(__name__)
-    parser.add_argument("words", nargs="*", metavar="DETECTOR|KEY=VALUE")
-    parser.add_argument(
-        "--list", action="store_true", help="the scenarios, and what there is to see"
-    )
-    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")
-    return parser
-
-
 def _chosen(overrides: Iterable[str]) -> tuple[list[str], list[int], list[str]]:
     """The scenarios, the seeds, and the other overrides."""
     names, seeds, others = list(catalog.sound()), [0], []
@@ -112,29 +106,15 @@ def _chosen(overrides: Iterable[str]) -> tuple[list[str], list[int], list[str]]:
         if key == "scenario":
             names = [name for one in value.split(",") for name in catalog.selected(one)]
         elif key == "seed":
-            seeds = _seeds(value)
+            try:
+                seeds = list(dict.fromkeys(map(int, value.split(","))))
+            except ValueError:
+                raise UserError(f"{word}: write whole numbers, such as seed=0,1,2") from None
         elif key == "variant" or key.startswith(("pins.", "scenario.")):
             raise UserError(f"score runs all variants on their own releases: leave {word} out")
         else:
             others.append(word)
     return list(dict.fromkeys(names)), seeds, others
-
-
-def _seeds(value: str) -> list[int]:
-    try:
-        return list(dict.fromkeys(int(one) for one in value.split(",")))
-    except ValueError:
-        raise UserError(f"seed={value}: write whole numbers, such as seed=0,1,2") from None
-
-
-@contextmanager
-def _runs(overrides: Iterable[str]) -> Iterator[list[str]]:
-    """The override with the folder of the runs: a temporary one, unless the user names one."""
-    if any(word.startswith("runs=") for word in overrides):
-        yield []
-        return
-    with tempfile.TemporaryDirectory(prefix="score-") as folder:
-        yield [f"runs={folder}"]
 
 
 def _scored(scoring: Scoring) -> list[Score]:
@@ -158,13 +138,8 @@ def _scored(scoring: Scoring) -> list[Score]:
 
 
 def _line(score: Score) -> str:
-    at = (
-        ""
-        if score.step is None
-        else f" at step {score.step}"
-        if score.step
-        else " before the first step"
-    )
+    at = "" if score.step is None else f" at step {score.step}"
+    at = " before the first step" if score.step == 0 else at
     at += f", {count(score.late, 'step')} late" if score.late and score.late > 0 else ""
     why = f": {short(score.reason)}" if score.reason else ""
     return f"  {score.scenario}, {score.detector}: {score.found}{at}{why}"

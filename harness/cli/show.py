@@ -115,9 +115,6 @@ def changes(
         overlay.awaited(stacks[FIXED], (), cache) as fixed,
     ):
         for file in scenario.files:
-            before, after = (_text(lent.site / file) for lent in (buggy, fixed))
+            paths = [lent.site / file for lent in (buggy, fixed)]
+            before, after = (p.read_text(encoding="utf-8") if p.is_file() else "" for p in paths)
             yield diff(file, before, after, BUGGY, FIXED)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""

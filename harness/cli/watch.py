@@ -101,7 +101,7 @@ def _source(word: str) -> Source:
 
 def configs_of(words: Sequence[str]) -> list[RunConfig]:
     """A config for each named scenario, or for all of them."""
-    selection, others = None, []
+    selection, others = ALL, []
     for word in words:
         key, _, value = word.partition("=")
         if key not in KEYS and not key.startswith("on."):
@@ -110,13 +110,10 @@ def configs_of(words: Sequence[str]) -> list[RunConfig]:
             selection = value
         else:
             others.append(word)
-    names = list(catalog.names()) if selection in (None, ALL) else _scenario_names(selection or "")
-    return command_line.compose_each(names, others)
-
-
-def _scenario_names(value: str) -> list[str]:
-    names = list(dict.fromkeys(filter(None, value.split(","))))
-    for name in names or [value]:
+    if selection == ALL:
+        return command_line.compose_each(catalog.names(), others)
+    names = list(dict.fromkeys(filter(None, selection.split(","))))
+    for name in names or [selection]:
         if name not in catalog.names():
             raise UserError(catalog.unknown_scenario(name, ALL))
-    return names
+    return command_line.compose_each(names, others)

@@ -139,7 +139,7 @@ def confirm(bases: Mapping[str, RunConfig], due: Sequence[Result]) -> Iterator[C
     def fail(number: int, error: HarnessError) -> None:
         failed.append(Confirmation(due[number], None, why=str(error)))
 
-    with closing(find_all(configs, again=True, jobs=configs[0].jobs, failed=fail)) as results:
+    with closing(find_all(configs, again=True, failed=fail)) as results:
         for number, cell in results:
             while failed:
                 yield failed.pop()

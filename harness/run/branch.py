@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from harness.bugs import catalog, periods, pins
-from harness.bugs.api.spec import BUGGY, RELEASED
+from harness.bugs.api.spec import BUGGY
 from harness.bugs.results import Result, Status
 from harness.releases import sources
-from harness.run import command_line
+from harness.run.command_line import compose
 from harness.run.executor import find_all
-from harness.run.run_config import ALL, RunConfig
+from harness.run.run_config import RunConfig
 from harness.system.errors import ExitCode, UserError
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
@@ -56,42 +56,17 @@ class Judged:
         return "red" if self.back else "" if self.cell.status.certain else "yellow"
 
 
-def is_requested(words: Sequence[str]) -> bool:
-    """Whether the overrides of ``run`` name a source or a patch, and do not choose variants."""
-    if any(word.startswith("variant=") for word in words):
-        return False
-    return any(word.startswith("patch=") or _is_source(word) for word in words)
-
-
-def judge(words: Sequence[str]) -> int:
-    """Run scenarios on a source or with a patch, print what is found; returns the exit code."""
+def judge(configs: Sequence[RunConfig], words: Sequence[str]) -> int:
+    """Run scenarios as ``released`` on a source or with a patch, and print what is found. ``words``
+    are the overrides. Returns the exit code."""
     refuse_without_torch("a run")
-    selections = [w.partition("=")[2] for w in words if w.startswith("scenario=")] or [""]
-    if len(selections) > 1:
-        raise UserError(f"name scenarios once: scenario={','.join(selections)}")
-    (selected,) = selections
-    others = [word for word in words if not word.startswith("scenario=")]
-    if any(word.startswith("patch=") for word in words):
-        return _patched(selected, others)
-    keys = [word.removeprefix("pins.").partition("=")[0] for word in others if _is_source(word)]
-    names = [n for n in catalog.selected(selected) if set(keys) <= set(catalog.scenario(n).pins)]
-    if not names:
-        pinned = " and ".join(keys)
-        raise UserError(f"scenario={selected}: none of these scenarios pins {pinned}")
-    configs = [_config(name, others) for name in names]
     console = terminal()
+    if configs[0].patches:
+        return _patched(configs, words, console)
     for source in sources.among(configs[0].pins, cache_folder()):
         console.print(str(source), style="bold")
-    bugs = sorted(_judged(configs, console), key=lambda bug: names.index(bug.cell.scenario))
+    bugs = sorted(_judged(configs, console), key=lambda bug: bug.cell.scenario)
     return _summed(bugs, console)
-
-
-def _is_source(word: str) -> bool:
-    return word.startswith("pins.") and sources.is_one(word.partition("=")[2])
-
-
-def _config(name: str, words: Iterable[str]) -> RunConfig:
-    return command_line.compose([f"scenario={name}", f"variant={RELEASED}", *words])
 
 
 def _judged(configs: Sequence[RunConfig], console: Console) -> Iterator[Judged]:
@@ -123,19 +98,13 @@ def _summed(bugs: Sequence[Judged], console: Console) -> int:
     return ExitCode.worst(bug.exit_code for bug in bugs)
 
 
-def _patched(name: str, words: Sequence[str]) -> int:
+def _patched(configs: Sequence[RunConfig], words: Sequence[str], console: Console) -> int:
     """Whether a patch fixes a bug, and what it does to the other bugs of its package."""
-    if name != ALL:
-        _refuse_unpatchable(name)
-    chosen = catalog.sound() if name == ALL else [name]
-    console = terminal()
-    target = _config(chosen[0], words)
-    if name != ALL and not _covered(target):
-        raise UserError(f"{name} tests only {catalog.scenario(name).releases}")
-    siblings = _siblings(target) if name != ALL else []
-    configs = [target, *(_config(bug, words) for bug in chosen[1:])]
-    configs += [_sibling(target, bug, words) for bug in siblings]
-    configs = [config for config in configs if _covered(config)]
+    target = configs[0] if len(configs) == 1 else None
+    if target:
+        _refuse_unpatchable(target)
+        configs = [target, *(sibling(target, name, words) for name in siblings(target))]
+    configs = [config for config in configs if is_covered(config)]
     before = {c.scenario: c for _, c in find_all([replace(x, patches=()) for x in configs])}
     after = {c.scenario: c for _, c in find_all(configs)}
     for bug, cell in after.items():
@@ -147,17 +116,18 @@ def _patched(name: str, words: Sequence[str]) -> int:
         for bug, cell in after.items()
         if before[bug].status is Status.NOT_AFFECTED and cell.status is not Status.NOT_AFFECTED
     ]
-    if name == ALL:
-        text = f"breaks {', '.join(broken)}" if broken else "breaks nothing"
-        console.print(f"the patch {text}")
-        return ExitCode.NOT_AS_EXPECTED if broken else ExitCode.AS_EXPECTED
-    return _verdict(name, before[name], after[name], [b for b in broken if b != name], console)
+    if target:
+        name = target.scenario
+        return _verdict(name, before[name], after[name], [b for b in broken if b != name], console)
+    text = f"breaks {', '.join(broken)}" if broken else "breaks nothing"
+    console.print(f"the patch {text}")
+    return ExitCode.NOT_AS_EXPECTED if broken else ExitCode.AS_EXPECTED
 
 
-def _refuse_unpatchable(name: str) -> None:
+def _refuse_unpatchable(config: RunConfig) -> None:
     """Refuse a bug that no release has, as the variant ``released`` would be right without a patch,
-    and one of which no release is pinned."""
-    scenario = catalog.scenario(name)
+    one of which no release is pinned, and a release that it does not test."""
+    name, scenario = config.scenario, catalog.scenario(config.scenario)
     if not scenario.pins:
         raise UserError(
             f"{name} runs what is installed, and patch= changes only a copy of a release that a "
@@ -167,9 +137,11 @@ def _refuse_unpatchable(name: str) -> None:
         raise UserError(
             f"no release has {name}, an edit puts it into one: run it with variant={BUGGY}"
         )
+    if not is_covered(config):
+        raise UserError(f"{name} tests only {scenario.releases}")
 
 
-def _siblings(config: RunConfig) -> list[str]:
+def siblings(config: RunConfig) -> list[str]:
     """The other scenarios that pin the package of a scenario: those that do not run what is
     installed, which no patch changes."""
     subject = catalog.scenario(config.scenario).subject
@@ -177,15 +149,16 @@ def _siblings(config: RunConfig) -> list[str]:
     return [name for name in names if subject in catalog.scenario(name).pins]
 
 
-def _sibling(target: RunConfig, name: str, words: Sequence[str]) -> RunConfig:
+def sibling(target: RunConfig, name: str, words: Iterable[str]) -> RunConfig:
     """The config of another scenario on the same release of the package."""
     subject = catalog.scenario(target.scenario).subject
     release = {**catalog.scenario(target.scenario).pins, **target.pins}[subject]
-    others = [word for word in words if not word.startswith(("pins.", "scenario."))]
-    return replace(_config(name, others), pins={subject: release})
+    others = [w for w in words if not w.startswith(("pins.", "scenario.", "scenario="))]
+    return replace(compose([f"scenario={name}", *others]), pins={subject: release})
 
 
-def _covered(config: RunConfig) -> bool:
+def is_covered(config: RunConfig) -> bool:
+    """Whether a scenario tests the releases of a config."""
     scenario = catalog.scenario(config.scenario)
     return pins.covers(scenario, pins.complete(scenario, config.pins))
 

@@ -133,8 +133,13 @@ def find(
     """The cell of the releases that ``config`` pins, stored, otherwise from a run now; or why there
     is no run to grade. Raises Fault if the cell cannot be stored: the next one cannot be, either.
     """
+    inputs = None
     try:
-        inputs = _stored_under(config, cache)
+        if config.installed:  # may change without a new version, so nothing is stored
+            overlay.installed(config.installed, catalog.scenario(config.scenario).pins)
+        else:
+            refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
+            inputs = inputs_of(config, stack_of(config, RELEASED, cache))
         if inputs and not again and (cell := read_stored(cache, inputs)):
             return replace(cell, stored=True)
         result, folder = run(config, terminal(io.StringIO()), stop, pool)
@@ -144,16 +149,6 @@ def find(
     if inputs and _repeatable(fresh_cell, folder):
         store.write(cache, inputs, fresh_cell.to_json())
     return fresh_cell
-
-
-def _stored_under(config: RunConfig, cache: Path) -> dict[str, Any] | None:
-    """The inputs of a cell. None for installed packages: they may change without a new version, so
-    nothing is stored. Raises Unsupported if one is missing."""
-    if config.installed:
-        overlay.installed(config.installed, catalog.scenario(config.scenario).pins)
-        return None
-    refuse_without_torch("a run")  # a stored cell would not help: it is of one torch
-    return inputs_of(config, stack_of(config, RELEASED, cache))
 
 
 def not_run(config: RunConfig, error: HarnessError) -> Result:

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED
 from harness.releases import sources
-from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read, refuse_extras
+from harness.run.run_config import ALL, AUTO, RunConfig, Schema, read
 from harness.system.errors import UserError, unknown
 from harness.system.files import ROOT
 
@@ -64,7 +64,6 @@ def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
         configs = [compose([f"scenario={sound[0]}", *words])]
     else:
         config, _ = composed([f"scenario={ALL}", *words])
-        refuse_extras(config, (), ())
         overrides, configs = list(map(understood, words)), []
         for name in sound:
             of_scenario = config.copy()
@@ -77,17 +76,24 @@ def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
 
 def selected(words: Sequence[str]) -> list[RunConfig]:
     """The RunConfigs of the overrides of ``run``: one, or one for each scenario of all or of a
-    package that has the variant."""
-    config, scenario = composed(words)
+    package that has the variant, and the pins."""
+    scenario, lost = _options(_parsed(words))["scenario"], catalog.broken()
     names = catalog.names() if scenario == ALL else catalog.of_package(scenario)
     if not names:
-        return [read(config, scenario, list(map(understood, words)))]
-    variant, lost = config.variant, catalog.broken()
+        return [compose(words)]
+    others = [word for word in words if not word.startswith("scenario=")]
+    if pins := {word[5:].partition("=")[0] for word in others if word.startswith("pins.")}:
+        names = [n for n in names if n not in lost and pins <= catalog.scenario(n).pins.keys()]
+        if not names:
+            pinned = " and ".join(sorted(pins))
+            raise UserError(f"scenario={scenario}: none of these scenarios pins {pinned}")
+        return [compose([f"scenario={name}", *others]) for name in names]
+    variant = composed(words)[0].variant
     if isinstance(variant, str) and variant not in (ALL, RELEASED):  # a list must fit every one
         names = [n for n in names if n in lost or variant in catalog.scenario(n).variants]
     if not set(names) - set(lost):
         raise UserError(f"no scenario has the variant {variant}")
-    return compose_each(names, [word for word in words if not word.startswith("scenario=")])
+    return compose_each(names, others)
 
 
 def combinations(words: Sequence[str]) -> list[list[str]]:
@@ -107,9 +113,6 @@ def composed(words: Sequence[str]) -> tuple[DictConfig, str]:
     Raises UserError for a mistake that a type or a missing key shows, and BrokenScenario.
     """
     overrides = _parsed(words)
-    for override in overrides:
-        if override.is_sweep_override():
-            _refuse_several(*str(override.input_line).split("=", 1))
     options = _options(overrides)
     scenario = options.pop("scenario")
     groups = [f"{group}={option}" for group, option in options.items() if option != "null"]
@@ -169,19 +172,18 @@ def _parsed(words: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def _refuse_several(key: str, value: str) -> None:
-    """Raise UserError for the values of a sweep where one is needed."""
-    if key in LISTS:
-        raise UserError(f"{key}={value}: write several values as a list: {key}=[{value}]")
-    raise UserError(
-        f"{key}={value}: several values need --multirun, which runs them one after another"
-    )
-
-
 def _options(overrides: Iterable[Override]) -> dict[str, str]:
-    """The options that overrides choose, by group. Raises UserError for an unknown one."""
+    """The options that overrides choose, by group. Raises UserError for an unknown one, and for the
+    values of a sweep where one is needed."""
     options = {}
     for override in overrides:
+        if override.is_sweep_override():
+            key, _, value = (word := str(override.input_line)).partition("=")
+            if key in LISTS:
+                raise UserError(f"{word}: write several values as a list: {key}=[{value}]")
+            raise UserError(
+                f"{word}: several values need --multirun, which runs them one after another"
+            )
         group, option = override.key_or_group, override.get_value_element_as_str()
         if group == "scenario":
             if option not in (*catalog.names(), *catalog.subjects(), ALL):
@@ -206,7 +208,8 @@ def _apply(override: Override, config: DictConfig) -> None:
         node = OmegaConf.select(config, parent) if parent else config
     except OmegaConfBaseException:
         node = None  # its parent is a value
-    is_new = override.is_add() or override.is_force_add()
+    # An option of sbatch; nothing reads other keys that + could add.
+    is_new = key.startswith("on.extra.") and (override.is_add() or override.is_force_add())
     if isinstance(node, DictConfig) and name in node.keys():  # noqa: SIM118 - not null ones either
         if isinstance(group := node[name], DictConfig) and not isinstance(value, dict):
             raise UserError(unknown("key", key, [f"{key}.{child!s}" for child in group]))

@@ -23,7 +23,7 @@ from harness.releases import overlay
 from harness.run import cells, suite
 from harness.run.run import make_overlay, run
 from harness.run.run_config import HERE, JOB, SLURM, RunConfig
-from harness.run.server_pool import Pool
+from harness.run.server_pool import SERVERS_A_RUN, Pool
 from harness.run.suite import Done
 from harness.run.verdict_text import summary
 from harness.system.errors import ExitCode, Fault, HarnessError, UserError
@@ -50,8 +50,9 @@ def find_all(
     longer has. Without it the fault yields an inconclusive cell, and the missing release raises.
 
     Overlays are built in the background, ahead of the runs. The processes that the next ranks are
-    forked from do their imports early. ``jobs`` runs go on at once, by default as many as the cores
-    or GPUs have room for. Leaving early ends what still runs; finished cells are stored.
+    forked from do their imports early. ``jobs`` runs go on at once, by default as many as the user
+    chose, or as the cores or GPUs have room for. Leaving early ends what still runs; finished cells
+    are stored.
     """
     on_slurm = configs[0].on.where == SLURM
     answers = _on_slurm(configs, again) if on_slurm else _on_this_machine(configs, again, jobs)
@@ -73,7 +74,7 @@ Answers = Generator[tuple[int, Result | HarnessError], None, None]
 
 def _on_this_machine(configs: Sequence[RunConfig], again: bool, jobs: int | None) -> Answers:
     _refuse_unwritable_runs(configs[0])
-    jobs = jobs or cells.room(configs[0])
+    jobs = jobs or configs[0].jobs or cells.room(configs[0])
 
     def find(index: int, stop: threading.Event, pool: Pool) -> Result | HarnessError:
         return cells.find(configs[index], cache_folder(), again=again, stop=stop, pool=pool)
@@ -149,8 +150,19 @@ def side_by_side(
             yield index, ending
         return
     _refuse_unwritable_runs(configs[0])
-    with suite.started(configs, console) as running:
-        indices = {future: index for index, future in enumerate(running)}
+    jobs, order = suite.jobs_of(configs), list(range(len(configs)))
+    if suite.gpus_of(configs):
+        order.sort(key=lambda index: -suite.width(configs[index]))
+    ordered = [configs[index] for index in order]
+
+    def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
+        if jobs == 1:
+            return "", suite.run_one(ordered[at], console, stop, pool)
+        return suite.run_in_block(ordered[at], stop, pool)
+
+    make, pool = suite.make_overlays, Pool(most=SERVERS_A_RUN * (jobs + 1))
+    with suite.started_ahead(ordered, run_one, make, pool, jobs, ahead=1) as running:
+        indices = dict(zip(running, order, strict=True))
         for future in as_completed(running):
             block, ending = future.result()
             console.print(block, end="")

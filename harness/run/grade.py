@@ -6,6 +6,7 @@ variant: ``detect`` gets only records, and run.json contains what was expected.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ def result_of_run(
 ) -> RunResult:
     """The result of a run whose trials are graded, with the records of those that count."""
     module = catalog.load(scenario)
-    verdict, reasons = judge(results, lambda: _disagreements(module, records))
+    verdict, reasons = judge(results, lambda: _optional(module, "agree", records, list))
     return RunResult(scenario, verdict, reasons, tuple(results))
 
 
@@ -95,7 +96,7 @@ def grade_trial(
     try:
         records = validated(run, run_folder / variant, variant, exits)
         outcome, reason, finding = _detected(module, records, trial)
-        alarms = _insufficient_checks(module, records)
+        checks = _optional(module, "insufficient_checks", records, dict)
     except HarnessError as error:
         result = replace(
             unsupported,
@@ -105,14 +106,17 @@ def grade_trial(
             failure=exits[-1].failure if exits else None,
         )
         return result, None
+    uses = Counter[str]()
+    for record in records.of("shims"):
+        uses.update(record["uses"])
     result = replace(
         unsupported,
         outcome=outcome,
         reason=reason,
         seconds=sum(exit_.seconds for exit_ in exits),
         finding=finding,
-        insufficient_checks=alarms,
-        shims=_shim_uses(records),
+        insufficient_checks={name: bool(alarm) for name, alarm in checks.items()},
+        shims=dict(uses),
         environment=_environment(records),
         phases=_phases(records),
     )
@@ -187,30 +191,9 @@ def judge(
     return Verdict.NOT_REPRODUCED, tuple(surprises)
 
 
-def _disagreements(module: ModuleType, trials: Mapping[str, Records]) -> list[str]:
-    """How trials differ that must be alike, according to the scenario's function ``agree``; empty
-    for a scenario without that function."""
-    if not hasattr(module, "agree"):
-        return []
-    reasons: list[str] = call(module, "agree", trials, kind=list)
-    return reasons
-
-
-def _insufficient_checks(module: ModuleType, records: Records) -> dict[str, bool]:
-    """The plausible checks that miss the bug, and whether each gives an alarm for these records."""
-    if not hasattr(module, "insufficient_checks"):
-        return {}
-    checks: dict[str, bool] = call(module, "insufficient_checks", records, kind=dict)
-    return {name: bool(alarm) for name, alarm in checks.items()}
-
-
-def _shim_uses(records: Records) -> dict[str, int]:
-    """How often all ranks together used each shim."""
-    uses: dict[str, int] = {}
-    for record in records.of("shims"):
-        for name, count in record["uses"].items():
-            uses[name] = uses.get(name, 0) + count
-    return uses
+def _optional(module: ModuleType, name: str, argument: Any, kind: Callable[[Any], Any]) -> Any:
+    """The result of a function that not every scenario has; empty without it."""
+    return call(module, name, argument, kind=kind) if hasattr(module, name) else kind(())
 
 
 def _environment(records: Records) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) 
     _flatten_logs(folder)
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
     if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
-        reason = step.reason()
+        reason = nodes.why(step.log)
     if isinstance(process, ForkedLaunch) and ended.code == -signal.SIGKILL:
         complaint = "" if ended.timed_out else process.server.complaint
     reason = complaint or reason
@@ -329,14 +329,24 @@ def _flatten_logs(folder: Path) -> None:
 def _failure(folder: Path) -> dict[str, Any] | None:
     """The rank that failed first. A killed rank leaves no error file, but its neighbours do
     ("connection reset"): so a death in torchrun's log takes precedence over error files."""
-    exits = _exits(folder / "torchrun.log")
+    log = folder / "torchrun.log"
+    pairs = re.findall(  # of every failed rank
+        r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)",
+        log.read_text(errors="replace") if log.is_file() else "",
+        re.MULTILINE,
+    )
+    exits = [(int(rank), int(code)) for rank, code in pairs]
     killed = [(rank, code) for rank, code in exits if -code in OWN_DEATHS]
     errors = [_error(path) for path in folder.glob("logs/rank_*/error.json")]
     if errors and not killed:
         return min(errors, key=lambda error: error["at"])
     for rank, code in killed or exits[-1:]:  # torchrun names its root cause last
-        why = "" if code < 0 else _reason(folder / "torchrun.log")
-        return {"rank": rank, "message": _how_it_ended(code) + (why and f": {why}")}
+        why = "" if code < 0 else _reason(log)
+        ending = f"left with exit code {code}"
+        if code < 0:
+            names = {number.value: number.name for number in signal.Signals}
+            ending = f"was ended by {names.get(-code, f'signal {-code}')}"  # real-time: no name
+        return {"rank": rank, "message": ending + (why and f": {why}")}
     return None
 
 
@@ -352,18 +362,6 @@ def _reason(log: Path) -> str:
     return line[1].strip() + limit if line else ""
 
 
-def _exits(log: Path) -> list[tuple[int, int]]:
-    """Rank and exit code of every failed rank in torchrun's log."""
-    if not log.is_file():
-        return []
-    pairs = re.findall(
-        r"^\s*rank\s*:\s*(\d+).*\n\s*exitcode\s*:\s*(-?\d+)",
-        log.read_text(errors="replace"),
-        re.MULTILINE,
-    )
-    return [(int(rank), int(code)) for rank, code in pairs]
-
-
 def _error(path: Path) -> dict[str, Any]:
     """A rank's error file. ``at`` is the file's own time, as its content has only whole seconds."""
     rank = int(path.parent.name.removeprefix("rank_"))
@@ -374,10 +372,3 @@ def _error(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError):
         message = "its error file is cut off"
     return {"rank": rank, "at": path.stat().st_mtime, "message": str(message)}
-
-
-def _how_it_ended(code: int) -> str:
-    if code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        return f"was ended by {names.get(-code, f'signal {-code}')}"  # a real-time one has no name
-    return f"left with exit code {code}"

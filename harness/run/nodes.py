@@ -67,7 +67,7 @@ class Step:
         try:
             return self.srun.wait(timeout)
         except subprocess.TimeoutExpired:
-            if self.failed is None and AGENT_ENDED.search(_text(self.log)):
+            if self.failed is None and AGENT_ENDED.search(self.log):
                 self.failed = time.monotonic()
             if self.failed is None or time.monotonic() < self.failed + GRACE:
                 raise
@@ -75,18 +75,16 @@ class Step:
         return self.srun.wait(timeout)
 
     @property
-    def log(self) -> Path:
-        return self.folder / "torchrun.log"
+    def log(self) -> str:
+        """What srun and the agents have printed."""
+        file = self.folder / "torchrun.log"
+        return file.read_text(errors="replace") if file.is_file() else ""
 
     def dump_stacks(self) -> None:
         """Ask every rank of every node to dump its stack."""
-        with suppress(OSError, ValueError):  # srun has ended
-            os.write(self._input, node_agent.STACKS)
-
-    @property
-    def _input(self) -> int:
-        assert self.srun.stdin is not None  # noqa: S101
-        return self.srun.stdin.fileno()
+        if self.srun.stdin:
+            with suppress(OSError, ValueError):  # srun has ended
+                os.write(self.srun.stdin.fileno(), node_agent.STACKS)
 
     def end(self) -> None:
         """End all agents and everything below them. srun returns when all of them have left."""
@@ -97,24 +95,19 @@ class Step:
 
     def finish(self) -> str:
         """Collect what the agents left; returns what is wrong if Slurm could not end the step."""
-        steps = self._cancel() if (self.srun.poll() or 0) < 0 else []  # somebody killed srun
+        lines = list[str]()
+        if (self.srun.poll() or 0) < 0:  # somebody killed srun
+            deadline = time.monotonic() + LEAVE
+            words = ("--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j")
+            while time.monotonic() < deadline:
+                lines = [line for line in _run("squeue", *words).splitlines() if self.name in line]
+                if not lines:
+                    break
+                _run("scancel", *(line.split()[0] for line in lines))
+                time.sleep(CANCEL_SECONDS)
         if self.folder.is_dir():
             self._collect()
-        return f"Slurm could not end step {steps[0]}" if steps else ""
-
-    def _cancel(self) -> list[str]:
-        deadline = time.monotonic() + LEAVE
-        while (steps := self._ids()) and time.monotonic() < deadline:
-            for step in steps:
-                _run("scancel", step)
-            time.sleep(CANCEL_SECONDS)
-        return steps
-
-    def _ids(self) -> list[str]:
-        """Slurm's names of this step, while it exists: ``12.3``."""
-        output = _run("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j")
-        lines = [line.split() for line in output.splitlines()]
-        return [line[0] for line in lines if line[1:] == [self.name]]
+        return f"Slurm could not end step {lines[0].split()[0]}" if lines else ""
 
     def _collect(self) -> None:
         """Make the agents' files look like the files of one agent: the log, and the folders of
@@ -122,7 +115,7 @@ class Step:
         with suppress(OSError), TemporaryDirectory(dir=self.folder):
             pass  # on NFS, this host sees what others wrote once it has changed the folder itself
         with suppress(OSError):
-            self.log.write_text(by_node(_text(self.log)))
+            (self.folder / "torchrun.log").write_text(by_node(self.log))
         (self.folder / node_agent.ENDPOINT).unlink(missing_ok=True)
         for folder in self.folder.glob("elastic/node_*/*/attempt_0/*"):
             node = int(folder.parts[-4].removeprefix("node_"))
@@ -130,10 +123,6 @@ class Step:
             target = self.folder / "elastic" / "all" / "attempt_0" / str(rank)
             target.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(target)
-
-    def reason(self) -> str:
-        """Why the step failed, in Slurm's words; empty if it does not say."""
-        return why(_text(self.log))
 
 
 def why(log: str) -> str:
@@ -202,10 +191,6 @@ def srun_command(job: str, name: str, nodes: int) -> list[str]:
         "--kill-on-bad-exit=0",
         f"--immediate={BUSY}",
     ]
-
-
-def _text(log: Path) -> str:
-    return log.read_text(errors="replace") if log.is_file() else ""
 
 
 def _run(*command: str) -> str:

@@ -8,20 +8,19 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from harness.bugs import catalog, pins
-from harness.bugs.api.spec import Defect, Lane
+from harness.bugs.api.spec import Lane
 from harness.bugs.results import RunResult
 from harness.rank.exits import FORMAT
 from harness.rank.run_folder import VERDICT_FILE, create_run_folder, shared
 from harness.releases import overlay, overlay_cache
-from harness.releases.overlay import Overlay
 from harness.run import trials
 from harness.run.grade import result_of_run
 from harness.run.job import (
@@ -156,19 +155,15 @@ def _borrow(job: Job, ready: Prepared) -> None:
                 job.progress.say(f"making the overlay of {stack} for {variant}")
             try:
                 fresh = future.result()
-                loan = job.resources.enter_context(_borrowed(job, stack, defects[variant]))
-                ready.overlays[variant] = replace(loan, is_new=fresh)
+                if job.config.on.stage:  # a copy on the disk of a node
+                    place = machine.temporary_folder()
+                    loan = overlay_cache.borrowed_copy(stack, defects[variant], job.cache, place)
+                else:
+                    loan = overlay.borrow(stack, defects[variant], job.cache)
+                borrowed = job.resources.enter_context(loan)
+                ready.overlays[variant] = replace(borrowed, is_new=fresh)
             except Unsupported as error:
                 ready.refusals[variant] = str(error)
-
-
-def _borrowed(
-    job: Job, stack: pins.Stack, defects: Sequence[Defect]
-) -> AbstractContextManager[Overlay]:
-    """An overlay in the cache, or a copy of it on the disk of a node."""
-    if job.config.on.stage:
-        return overlay_cache.borrowed_copy(stack, defects, job.cache, machine.temporary_folder())
-    return overlay.borrow(stack, defects, job.cache)
 
 
 def make_overlay(config: RunConfig, variant: str, cache: Path) -> None:
@@ -194,7 +189,7 @@ def write_run(job: Job, ready: Prepared) -> RunFolder:
         "installed": config.installed is not None,
         "launch": asdict(config.launch),
         "source": machine.source(),
-        "machine": machine.facts() | _other_torch(ready) | _interpreter(job),
+        "machine": machine.facts() | _other_python(job, ready),
         "environment": machine.environment(),
         **({"detectors": [asdict(one) for one in config.detectors]} if config.detectors else {}),
         "trials": {variant: trials.content(job, ready, variant) for variant in config.variants},
@@ -207,16 +202,11 @@ def write_run(job: Job, ready: Prepared) -> RunFolder:
     return folder
 
 
-def _other_torch(ready: Prepared) -> dict[str, str]:
-    """The torch of a run that pins torch: not always the one that is installed."""
+def _other_python(job: Job, ready: Prepared) -> dict[str, str | None]:
+    """The Python and the torch of an interpreter that is not this one, or the torch of a run that
+    pins torch: not always the one that is installed."""
+    if interpreter := job.config.installed:
+        torch = interpreter.packages["torch"].version if "torch" in interpreter.packages else None
+        return {"python": interpreter.version, "torch": torch}
     pinned = {stack.pins[pins.TORCH] for stack in ready.stacks.values() if pins.TORCH in stack.pins}
     return {"torch": pinned.pop()} if len(pinned) == 1 else {}
-
-
-def _interpreter(job: Job) -> dict[str, str | None]:
-    """The Python and the torch of an interpreter that is not this one."""
-    interpreter = job.config.installed
-    if interpreter is None:
-        return {}
-    torch = interpreter.packages["torch"].version if "torch" in interpreter.packages else None
-    return {"python": interpreter.version, "torch": torch}

@@ -84,7 +84,8 @@ class OnConfig:
 class Schema:
     """The types of ``configs/config.yaml``."""
 
-    variant: Any = field(default_factory=lambda: [BUGGY, FIXED])
+    variant: Any = None
+    """A variant, or a list of these; null: see ``configs/config.yaml``."""
     seed: int = 0
     date: str | None = None
     runs: str = "runs"
@@ -136,6 +137,8 @@ class RunConfig:
     """The interpreter whose packages are run instead of overlays, as ``check`` does."""
     patches: tuple[str, ...] = ()
     """Unified diffs that are applied to the packages of every overlay."""
+    compared: bool = False
+    """Whether a source or patches are compared with releases: the user has chosen no variant."""
     detectors: tuple[DetectorConfig, ...] = ()
     """The detectors that are attached to the training on each rank, as ``score`` does."""
     together: tuple[str, ...] = ()
@@ -161,32 +164,38 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     machine.refuse_unless_on_a_path(runs, "runs")
     on = _on(config, launch)
     default = catalog.scenario(scenario).pins
-    refuse_extras(config, catalog.scenario(scenario).knobs, default)
-    variants = _variants(scenario, config.variant)
     chosen = {name: v for name, v in config.pins.items() if v != AUTO and name in default}
+    patch = [config.patch] if isinstance(config.patch, str) else config.patch or []
+    has_changes = bool(patch) or any(map(sources.is_one, chosen.values()))
+    usual = [RELEASED] if has_changes else [BUGGY, FIXED]
+    variants = _variants(scenario, usual if config.variant is None else config.variant)
     pins = _with_torch({name: _release(name, v) for name, v in chosen.items()}, default)
     _refuse_unread_pins(scenario, variants, pins)
     _check_nodes(launch, on, scenario, variants)
+    try:
+        params = OmegaConf.to_object(config.scenario)
+    except ValueError as error:  # from Params
+        raise UserError(str(error)) from None
+    try:
+        date = past_day(config.date).isoformat() if config.date is not None else None
+    except ValueError as error:
+        raise UserError(f"date={error}") from None
     return RunConfig(
         scenario=scenario,
-        params=_params(config),
+        params=params,
         variants=variants,
         seed=config.seed,
         pins=pins,
-        date=_day(config.date),
+        date=date,
         launch=launch,
         runs=runs,
         command=" ".join(["python -m harness run", *overrides]),
         jobs=config.jobs,
         strict=config.strict,
         on=on,
-        patches=_patches(config.patch),
+        patches=tuple(patches.read(str(file)) for file in patch),
+        compared=has_changes and config.variant is None,
     )
-
-
-def _patches(setting: Any) -> tuple[str, ...]:
-    files = [] if setting is None else [setting] if isinstance(setting, str) else list(setting)
-    return tuple(patches.read(str(file)) for file in files)
 
 
 def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
@@ -272,30 +281,6 @@ def _refuse_unread_pins(scenario: str, variants: Iterable[str], pins: Iterable[s
             )
 
 
-def refuse_extras(config: DictConfig, params: Iterable[str], pins: Iterable[str]) -> None:
-    """Refuse keys that ``+key=value`` added, because nothing reads them."""
-    expected = {
-        "": {f.name for f in fields(Schema)},
-        "scenario.": set(params),
-        "launch.": {f.name for f in fields(LaunchConfig)},
-        "on.": {f.name for f in fields(OnConfig)},
-        "pins.": set(pins),
-    }
-    for parent, keys in expected.items():
-        node = OmegaConf.select(config, parent.rstrip(".")) if parent else config
-        for key in node:
-            if key not in keys:
-                choices = sorted(f"{parent}{name}" for name in keys)
-                raise UserError(unknown("key", f"{parent}{key!s}", choices))
-
-
-def _params(config: DictConfig) -> Any:
-    try:
-        return OmegaConf.to_object(config.scenario)
-    except ValueError as error:  # from Params
-        raise UserError(str(error)) from None
-
-
 def _variants(scenario: str, setting: Any) -> tuple[str, ...]:
     choices = tuple(catalog.scenario(scenario).variants)
     names = list(setting) if isinstance(setting, (list, ListConfig)) else [str(setting)]
@@ -307,12 +292,3 @@ def _variants(scenario: str, setting: Any) -> tuple[str, ...]:
     if not names:
         raise UserError(f"variant is empty. Choices: {', '.join([*choices, RELEASED, ALL])}.")
     return tuple(dict.fromkeys(names))
-
-
-def _day(day: str | None) -> str | None:
-    if day is None:
-        return None
-    try:
-        return past_day(day).isoformat()
-    except ValueError as error:
-        raise UserError(f"date={error}") from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def _run_launches(
             Identity.of(folder.record, variant, name),
             replace(_settings(job, ready, variant), devices=tuple(devices)),
             timeout=job.config.launch.timeout,
-            tick=_progress(job, trial / name, variant),
+            tick=partial(_show_step, job, trial / name, variant),
             server=server(job, ready, variant),
         )
         if ended.code or ended.timed_out:
@@ -187,14 +188,10 @@ def _imports(job: Job, ready: Prepared, variant: str) -> tuple[tuple[str, ...], 
     return shims, tuple(map(import_name, chosen))
 
 
-def _progress(job: Job, launched: Path, variant: str) -> Callable[[], None]:
-    """A function that shows the step that rank 0 of a launch has reached."""
-
-    def show() -> None:
-        step = (last_record(launched, 0) or {}).get("step")
-        job.say(f"running {variant} {launched.name}".rstrip(), f"step {step}" if step else "")
-
-    return show
+def _show_step(job: Job, launched: Path, variant: str) -> None:
+    """Show the step that rank 0 of a launch has reached."""
+    step = (last_record(launched, 0) or {}).get("step")
+    job.say(f"running {variant} {launched.name}".rstrip(), f"step {step}" if step else "")
 
 
 def trial_content(

@@ -35,17 +35,12 @@ TRACEBACK_LINES = 5
 def print_header(console: Console, run: Mapping[str, Any]) -> None:
     """One line with the scenario, its releases (by variant where they differ), lane and seed."""
     stack = releases({variant: trial["pins"] for variant, trial in run["trials"].items()})
-    lane = "cpu (gloo)" if run["lane"] == "cpu" else _on_gpus(run)
+    lane = "cpu (gloo)" if run["lane"] == "cpu" else "gpu (NCCL)"
+    if run["lane"] != "cpu" and run["machine"]["gpus"] and run["launch"]["nodes"] == 1:
+        ranks = max(trial["ranks"] for trial in run["trials"].values())
+        names = run["machine"]["gpus"][:ranks]
+        lane = f"{count(ranks, 'rank')} on {count(len(names), 'GPU')} ({names[0]}) over NCCL"
     console.print(f"{run['scenario']}: {stack}; {lane}; seed {run['seed']}", style="bold")
-
-
-def _on_gpus(run: Mapping[str, Any]) -> str:
-    """Where the ranks of a run are: ``4 ranks on 1 GPU (NVIDIA H200) over NCCL``."""
-    ranks = max(trial["ranks"] for trial in run["trials"].values())
-    names = run["machine"]["gpus"][:ranks]
-    if not names or run["launch"]["nodes"] > 1:
-        return "gpu (NCCL)"
-    return f"{count(ranks, 'rank')} on {count(len(names), 'GPU')} ({names[0]}) over NCCL"
 
 
 def releases(pins: Mapping[str, Mapping[str, str]]) -> str:
@@ -121,7 +116,10 @@ def summary(rows: list[list[str]]) -> Table:
 
 def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float) -> list[str]:
     """A scenario's row. ``run`` is the content of run.json, or None if there is none."""
-    outcomes = {trial.variant: _marked(trial) for trial in result.trials}
+    outcomes = {}
+    for trial in result.trials:
+        surprising = not trial.as_expected and trial.outcome is not Outcome.UNSUPPORTED
+        outcomes[trial.variant] = f"{trial.outcome} (!)" if surprising else str(trial.outcome)
     others = [f"{v} {o}" for v, o in outcomes.items() if v not in (BUGGY, FIXED)]
     findings = [t.finding for t in result.trials if t.finding and t.finding.step is not None]
     trials = run["trials"] if run else {}
@@ -137,11 +135,6 @@ def summary_row(result: RunResult, run: Mapping[str, Any] | None, seconds: float
         f"{seconds:.1f}",
         str(result.verdict),
     ]
-
-
-def _marked(trial: Result) -> str:
-    surprising = not trial.as_expected and trial.outcome is not Outcome.UNSUPPORTED
-    return f"{trial.outcome} (!)" if surprising else str(trial.outcome)
 
 
 def last_lines(folder: Path, result: Result, most: int = LOG_LINES) -> list[str]:

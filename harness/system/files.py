@@ -186,19 +186,15 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[b
     if handle is None:
         yield True
         return
+    is_held = False
     try:
-        yield _try_lock(handle, mode if wait else mode | fcntl.LOCK_NB)
+        with suppress(BlockingIOError):
+            fcntl.flock(handle, mode if wait else mode | fcntl.LOCK_NB)
+            is_held = True
+        yield is_held
     finally:
         fcntl.flock(handle, fcntl.LOCK_UN)  # a forked process may have the descriptor, too
         os.close(handle)
-
-
-def _try_lock(handle: int, mode: int) -> bool:
-    try:
-        fcntl.flock(handle, mode)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _opened(path: Path, shared: bool) -> int | None:

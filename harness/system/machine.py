@@ -221,13 +221,9 @@ def own_folder(cache: Path, name: str) -> Path:
     It is in the cache, or among the user's temporary files if the cache is read-only. Raises
     Inconclusive if that temporary folder belongs to somebody else.
     """
-    return (cache if _writable(cache / name) else temporary_folder()) / name
-
-
-def _writable(folder: Path) -> bool:
-    """Whether a folder is writable, or could be created."""
+    folder = cache / name
     nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    return os.access(nearest, os.W_OK | os.X_OK)
+    return folder if os.access(nearest, os.W_OK | os.X_OK) else temporary_folder() / name
 
 
 def temporary_folder() -> Path:

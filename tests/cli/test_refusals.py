@@ -55,7 +55,7 @@ def _refuse(*words: object, **_: object) -> None:
             "run scenario=sampler_shards patch=folder",
             "patch=folder: cannot be read: Is a directory",
         ),
-        ("run scenario=device_math patch=nosuch.diff", "device_math runs what is installed"),
+        ("run scenario=device_math patch=fix.diff", "device_math runs what is installed"),
         ("run scenario=deepspeed runs=file", "file/run: Not a directory; name another runs="),
         ("run scenario=bf16_clip --nope", "unrecognized arguments: --nope"),
         (f"probe {'a' * 5000}", "File name too long"),
@@ -152,6 +152,7 @@ def test_a_mistake_is_refused_at_once(
         "typeless.json": "{}",
         "two.py": "def make():\n    pass\n",
         "nan.yaml": "num_processes: .nan",
+        "fix.diff": "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n",
     }.items():
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.rglob("*"))

@@ -225,11 +225,11 @@ def test_a_file_that_is_no_diff_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_patch_of_torch_is_tried_on_the_bugs_whose_release_is_pinned() -> None:
     """device_math runs what is installed, and ended each patch of torch with a message on pins."""
     config = command_line.compose(["scenario=sequential_lr_resume", "variant=released"])
-    siblings = branch._siblings(config)
+    siblings = branch.siblings(config)
     assert "ddp_converted" in siblings
     assert "device_math" not in siblings
     for name in siblings:
-        assert branch._covered(branch._sibling(config, name, ["variant=released"]))
+        assert branch.is_covered(branch.sibling(config, name, ["variant=released"]))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from harness.run.server_pool import Pool
 from harness.system.errors import Inconclusive
 from harness.system.files import write_json
 from harness.system.machine import leased
+from harness.system.terminal import terminal
 from tests.made_up import set_gpus, trial_result
 
 Capture = pytest.CaptureFixture[str]
@@ -169,20 +171,26 @@ def test_a_wide_run_that_waits_is_not_overtaken_by_narrow_ones(
 def test_leaving_early_ends_the_runs_that_were_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begun, ended = threading.Event(), threading.Event()
+    begun, started, ended = threading.Event(), set[str](), set[str]()
 
-    def endless(config: RunConfig, console: Console, stop: threading.Event, pool: Pool) -> None:
+    def endless(config: RunConfig, console: Console, stop: threading.Event, pool: Pool) -> Any:
+        started.add(config.scenario)
+        if config.scenario == "a":
+            assert begun.wait(timeout=30)
+            return RunResult("a", Verdict.REPRODUCED, (), ()), tmp_path
         begun.set()
         assert stop.wait(timeout=30)
-        ended.set()
+        ended.add(config.scenario)
         raise KeyboardInterrupt
 
     pretend(monkeypatch, tmp_path, {"a": Verdict.REPRODUCED})
     monkeypatch.setattr(suite, "run", endless)
-    with suite.started(several(monkeypatch, {"a": 1, "b": 1}, jobs=1)) as running:
-        assert begun.wait(timeout=30)
-    assert ended.is_set()
-    assert running[1].cancelled()
+    configs = several(monkeypatch, dict.fromkeys("abcd", 1), jobs=2)
+    with closing(executor.side_by_side(configs, terminal())) as runs:
+        assert next(runs)[0] == 0
+    assert "b" in ended
+    assert started - ended == {"a"}
+    assert "d" not in started
 
 
 def test_the_cpu_lane_runs_one_at_a_time_also_on_a_machine_with_gpus(
@@ -190,6 +198,6 @@ def test_the_cpu_lane_runs_one_at_a_time_also_on_a_machine_with_gpus(
 ) -> None:
     configs = several(monkeypatch, {"a": 1, "b": 1})
     set_gpus(monkeypatch, 4)
-    assert suite._jobs(configs) == 4
+    assert suite.jobs_of(configs) == 4
     on_cpu = [replace(c, launch=replace(c.launch, lane="cpu")) for c in configs]
-    assert suite._jobs(on_cpu) == 1
+    assert suite.jobs_of(on_cpu) == 1

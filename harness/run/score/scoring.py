@@ -10,14 +10,14 @@ copied to a folder with a neutral name first, because its own path names the var
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -30,12 +30,14 @@ from harness.rank.attachment import file_of, kind_of, traces_of
 from harness.rank.recorder import HARNESS_KINDS
 from harness.rank.run_folder import RUN_FILE, params_of, position_of, records_of
 from harness.rank.watched import alarm_of, several
+from harness.run.executor import side_by_side
 from harness.run.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.run.score.scores import Score, Watched, score
-from harness.run.suite import Done, started
+from harness.run.suite import Done
 from harness.run.trials import trial_content
 from harness.system.errors import HarnessError
 from harness.system.files import read_json
+from harness.system.terminal import terminal
 from harness.system.text import short
 
 LEARNED = 2
@@ -88,10 +90,9 @@ def scored(scoring: Scoring, report: Callable[[Score], None]) -> list[Score]:
     """The scores of all detectors on all scenarios; ``report`` gets each as soon as it exists."""
     plan = [run for config in scoring.configs for run in _runs(config, scoring)]
     runs_by_scenario, scores = dict[str, dict[int, tuple[RunConfig, Done]]](), list[Score]()
-    with started(plan) as futures:
-        numbers = {future: number for number, future in enumerate(futures)}
-        for future in as_completed(futures):
-            name, (_, ended_run) = plan[number := numbers[future]].scenario, future.result()
+    with closing(side_by_side(plan, terminal(io.StringIO()))) as endings:
+        for number, ended_run in endings:
+            name = plan[number].scenario
             runs = runs_by_scenario.setdefault(name, {})
             runs[number] = plan[number], ended_run
             if len(runs) == sum(other.scenario == name for other in plan):
@@ -125,7 +126,12 @@ def _of_scenario(
         with ExitStack() as stack:
             judged: Callable[[Path], Judged] | None = None
             if writes_traces(detector):
-                folders = list(_traces(healthy, detector.name))
+                folders = [
+                    traces_of(ended_run.folder / trial.variant, detector.name)
+                    for _, ended_run in healthy
+                    for trial in ended_run.result.trials
+                    if ended_run.folder is not None and trial.as_expected
+                ]
                 judged = stack.enter_context(judge(detector, folders))
             trials = [
                 trial
@@ -136,14 +142,6 @@ def _of_scenario(
             trials = [replace(one, changed=one.changed or disturbed) for one in trials]
         failures = [failure for _, ended_run in others for failure in _failures(ended_run)]
         yield score(name, detector.name, trials, failures)
-
-
-def _traces(runs: Iterable[tuple[RunConfig, Done]], detector: str) -> Iterator[Path]:
-    """The traces of the trials that showed what is documented."""
-    for _, ended_run in runs:
-        for trial in ended_run.result.trials:
-            if ended_run.folder is not None and trial.as_expected:
-                yield traces_of(ended_run.folder / trial.variant, detector)
 
 
 def _failures(ended_run: Done) -> Iterator[str]:
