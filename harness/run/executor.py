@@ -106,7 +106,6 @@ def run_selected(configs: Sequence[RunConfig]) -> int:
     that this machine supports has the expected verdict. With ``strict`` an unsupported scenario
     fails.
     """
-    refuse_without_torch("a run")  # once, and not in the table of several
     console, started = terminal(), time.monotonic()
     if len(configs) == 1 and configs[0].on.where != SLURM:
         _refuse_unwritable_runs(configs[0])
@@ -137,6 +136,7 @@ def side_by_side(
 
     Raises UserError for a mistake in the command that only a run finds.
     """
+    refuse_without_torch("a run")  # once, and not in the table of several
     if configs[0].on.where == SLURM:
         for index, answer in _tasks(configs, suite.run_in_block):
             if isinstance(answer, UserError):
