@@ -37,39 +37,30 @@ FAILURE = {"rank": 1, "message": "no"}
 LOST = trial_result("buggy", I, S, "rank 1 failed first", failure=FAILURE)
 
 
-def test_a_trial_is_printed_with_its_reason_and_time(capsys: Capture) -> None:
-    print_trial(terminal(), CLEAN)
-    assert capsys.readouterr().out == "  fixed      clean  [9.1 s]\n    15 of 15 [equal]\n"
-
-
-def test_a_surprise_is_printed_with_the_expected_outcome(capsys: Capture) -> None:
-    print_trial(terminal(), LOST)
-    assert "inconclusive  (expected symptom)" in capsys.readouterr().out
-
-
-def test_a_finding_is_printed_with_where_and_how_large_it_is(capsys: Capture) -> None:
-    print_trial(terminal(), SYMPTOM)
-    out = capsys.readouterr().out
-    assert "first seen: step 3; ranks 0, 1; off by up to 0.1309; a, b, c and 2 more\n" in out
-    assert "a check that misses it (alarm if the norms differ): no alarm\n" in out
+def found(**changes: Any) -> Result:
+    return replace(SYMPTOM, finding=Finding("wrong", **changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("trial", "lines"),
     [
-        ({"step": 2, "clock": "epoch"}, "first seen: epoch 2"),
-        ({"step": 0, "clock": "epoch"}, "first seen: before the first epoch"),
+        (CLEAN, "  fixed      clean  [9.1 s]\n    15 of 15 [equal]\n"),
+        (LOST, "inconclusive  (expected symptom)"),
+        (SYMPTOM, "first seen: step 3; ranks 0, 1; off by up to 0.1309; a, b, c and 2 more\n"),
+        (SYMPTOM, "a check that misses it (alarm if the norms differ): no alarm\n"),
+        (found(step=2, clock="epoch"), "    first seen: epoch 2\n"),
+        (found(step=0, clock="epoch"), "    first seen: before the first epoch\n"),
         (
-            {"magnitude": 0.25, "unit": "of all samples"},
-            "first seen: off by up to 0.25 of all samples",
+            found(magnitude=0.25, unit="of all samples"),
+            "    first seen: off by up to 0.25 of all samples\n",
         ),
     ],
 )
-def test_a_finding_names_its_clock_and_its_unit(
-    changes: dict[str, Any], line: str, capsys: Capture
+def test_a_trial_is_printed_with_its_reason_and_where_the_finding_shows(
+    trial: Result, lines: str, capsys: Capture
 ) -> None:
-    print_trial(terminal(), replace(SYMPTOM, finding=Finding("wrong", **changes)))
-    assert f"    {line}\n" in capsys.readouterr().out
+    print_trial(terminal(), trial)
+    assert lines in capsys.readouterr().out
 
 
 ONE, TWO = {"up": "1", "by": "3"}, {"up": "2", "by": "3"}
