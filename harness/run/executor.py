@@ -23,7 +23,7 @@ from harness.releases import overlay
 from harness.run import cells, suite
 from harness.run.run import make_overlay, run
 from harness.run.run_config import HERE, JOB, SLURM, RunConfig
-from harness.run.server_pool import SERVERS_A_RUN, Pool
+from harness.run.server_pool import Pool
 from harness.run.suite import Done
 from harness.run.verdict_text import summary
 from harness.system.errors import ExitCode, Fault, HarnessError, UserError
@@ -150,19 +150,8 @@ def side_by_side(
             yield index, ending
         return
     _refuse_unwritable_runs(configs[0])
-    jobs, order = suite.jobs_of(configs), list(range(len(configs)))
-    if suite.gpus_of(configs):
-        order.sort(key=lambda index: -suite.width(configs[index]))
-    ordered = [configs[index] for index in order]
-
-    def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
-        if jobs == 1:
-            return "", suite.run_one(ordered[at], console, stop, pool)
-        return suite.run_in_block(ordered[at], stop, pool)
-
-    make, pool = suite.make_overlays, Pool(most=SERVERS_A_RUN * (jobs + 1))
-    with suite.started_ahead(ordered, run_one, make, pool, jobs, ahead=1) as running:
-        indices = dict(zip(running, order, strict=True))
+    with suite.started(configs, console) as running:
+        indices = {future: index for index, future in enumerate(running)}
         for future in as_completed(running):
             block, ending = future.result()
             console.print(block, end="")

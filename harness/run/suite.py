@@ -27,7 +27,7 @@ from harness.rank.run_folder import RUN_FILE
 from harness.releases import overlay, uv
 from harness.run.run import make_overlay, prepared, run
 from harness.run.run_config import RunConfig
-from harness.run.server_pool import Pool
+from harness.run.server_pool import SERVERS_A_RUN, Pool
 from harness.run.verdict_text import summary_row
 from harness.system import machine
 from harness.system.errors import HarnessError, Unsupported, UserError
@@ -103,7 +103,32 @@ class Done:
         return summary_row(self.result, run, self.seconds)
 
 
-def make_overlays(config: RunConfig) -> bool:
+@contextmanager
+def started(
+    configs: Sequence[RunConfig], console: Console | None = None
+) -> Iterator[list[Future[tuple[str, Done]]]]:
+    """Start runs, as many at once as ``jobs`` or the GPUs allow; yields their futures, in the order
+    of the configs. Leaving the context ends running ones.
+
+    A result is what the run printed and how it ended. A single run at a time prints to ``console``.
+    """
+    jobs, order = jobs_of(configs), list(range(len(configs)))
+    if _gpus(configs):
+        order.sort(key=lambda index: -_width(configs[index]))
+    ordered = [configs[index] for index in order]
+
+    def run_one(at: int, stop: threading.Event, pool: Pool) -> tuple[str, Done]:
+        if console and jobs == 1:
+            return "", _run_one(ordered[at], console, stop, pool)
+        return run_in_block(ordered[at], stop, pool)
+
+    pool = Pool(most=SERVERS_A_RUN * (jobs + 1))
+    with started_ahead(ordered, run_one, _make_overlays, pool, jobs, ahead=1) as running:
+        futures = dict(zip(order, running, strict=True))
+        yield [futures[index] for index in range(len(configs))]
+
+
+def _make_overlays(config: RunConfig) -> bool:
     """Make the overlays of a run; False for a broken scenario. The run meets errors again."""
     if config.params is None:
         return False
@@ -115,16 +140,16 @@ def make_overlays(config: RunConfig) -> bool:
 
 def jobs_of(configs: Sequence[RunConfig]) -> int:
     """How many run at once: ``jobs``, otherwise one on the CPU or as many as there are GPUs."""
-    return configs[0].jobs or max(1, gpus_of(configs) * configs[0].launch.sharing)
+    return configs[0].jobs or max(1, _gpus(configs) * configs[0].launch.sharing)
 
 
-def gpus_of(configs: Sequence[RunConfig]) -> int:
+def _gpus(configs: Sequence[RunConfig]) -> int:
     """The GPUs of this machine that runs lease."""
     launch = configs[0].launch
     return 0 if launch.lane == Lane.CPU.value or launch.nodes > 1 else len(machine.gpus())
 
 
-def width(config: RunConfig) -> int:
+def _width(config: RunConfig) -> int:
     """The most ranks of a run."""
     if config.params is None:
         return 0  # a broken scenario: nothing runs
@@ -137,11 +162,11 @@ def run_in_block(
 ) -> tuple[str, Done]:
     """Run one scenario; returns its output as one block, to be printed when it has ended."""
     block = io.StringIO()
-    ending = run_one(config, terminal(block), stop, pool)
+    ending = _run_one(config, terminal(block), stop, pool)
     return block.getvalue(), ending
 
 
-def run_one(
+def _run_one(
     config: RunConfig,
     console: Console,
     stop: threading.Event | None = None,
