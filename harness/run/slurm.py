@@ -92,6 +92,7 @@ def results(
         folder.mkdir(mode=0o700)
     terminal().print(f"... {count(len(works), 'task')} on Slurm, in jobs with the name {name}")
     order = sorted(range(len(works)), key=lambda i: works[i].shape, reverse=True)
+    jobs = list[Any]()
     try:
         for shape, group in itertools.groupby(order, key=lambda index: works[index].shape):
             waiting = list(group)
@@ -102,11 +103,10 @@ def results(
                 for at, value in _ended(jobs, folder, name):
                     yield indices[at], value
     finally:
-        cancel = _asked("scancel", "--me", f"--name={name}")
-        if isinstance(cancel, str):
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
+        if _asked("scancel", "--me", f"--name={name}") is None and jobs:
             warn(f"not cancelled: scancel --name={name}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def home() -> Path:
@@ -263,6 +263,7 @@ def _lost(job: Any) -> Lost:
     except OSError:
         return Lost(f"{why} and wrote no log: do all nodes see {job.paths.folder}?")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line for line in lines if line.startswith("slurmstepd: ")] or lines
     return Lost(f"{why}; its last words: {short(lines[-1], 200)}" if lines else why)
 
 
