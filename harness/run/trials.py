@@ -138,7 +138,7 @@ def _run_launches(
             Identity.of(folder.record, variant, name),
             replace(_settings(job, ready, variant), devices=tuple(devices)),
             timeout=job.config.launch.timeout,
-            tick=partial(_show_step, job, trial / name, variant),
+            tick=partial(_show_step, job, trial / name, f"running {variant} {name}".rstrip()),
             server=server(job, ready, variant),
         )
         if ended.code or ended.timed_out:
@@ -188,10 +188,10 @@ def _imports(job: Job, ready: Prepared, variant: str) -> tuple[tuple[str, ...], 
     return shims, tuple(map(import_name, chosen))
 
 
-def _show_step(job: Job, launched: Path, variant: str) -> None:
+def _show_step(job: Job, launched: Path, activity: str) -> None:
     """Show the step that rank 0 of a launch has reached."""
     step = (last_record(launched, 0) or {}).get("step")
-    job.say(f"running {variant} {launched.name}".rstrip(), f"step {step}" if step else "")
+    job.say(activity, f"step {step}" if step else "")
 
 
 def trial_content(
