@@ -38,7 +38,7 @@ from harness.bugs.api.spec import BUGGY, HARMS
 from harness.cli import Arguments, refuse_unread
 from harness.cli._values import output_file, refuse_overwriting
 from harness.run import command_line
-from harness.run.run_config import DetectorConfig
+from harness.run.run_config import SLURM, DetectorConfig
 from harness.run.score.scores import Detection, Score, without_others
 from harness.run.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError, unknown
@@ -77,6 +77,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="score-") as folder:
         words = ["variant=all", f"runs={folder}", *others]  # unless the user names another folder
         configs = [command_line.compose([f"scenario={name}", *words]) for name in names]
+        if any(config.on.where == SLURM for config in configs):
+            raise UserError("score runs on this machine: leave out on=slurm")
         scores = _scored(Scoring(detectors, configs, seeds))
     for detector in detectors:
         terminal().print(

@@ -82,6 +82,7 @@ def _refuse(*words: object, **_: object) -> None:
         (f"confirm --count {'9' * 5000}", "write a whole number from 1"),
         ("matrix scenario=bf16_clip --csv folder", "folder is a folder: name a file"),
         ("score samples --json nowhere/x", "no folder nowhere for x"),
+        ("score samples on=slurm", "score runs on this machine: leave out on=slurm"),
         ("score --list nosuch", "nosuch has no effect with --list: leave it out"),
         ("score --list seed=3", "seed=3 has no effect with --list: leave it out"),
         ("score --list --json s", "--json has no effect with --list: leave it out"),
