@@ -1,10 +1,9 @@
 """After a resume, GradualWarmupScheduler's schedule no longer changes the learning rate.
 
 This affects users of warmup-scheduler who resume a training. Its class joins a warmup and a later
-schedule, such as a cosine, and is copied into many projects that restore images. After a resume the
-rate stays as it was saved, until the end of the training: it never decays. The joined scheduler
-itself counts on and reports the right rates, so a log of ``after_scheduler.get_last_lr()`` shows
-nothing.
+schedule, such as a cosine. After a resume the rate stays as it was saved, until the end of the
+training: it never decays. The joined scheduler itself counts on and reports the right rates, so a
+log of ``after_scheduler.get_last_lr()`` shows nothing.
 
 Root cause: ``state_dict`` contains the joined scheduler as an object, and this one its optimizer.
 ``load_state_dict`` puts the loaded object in place, with a copy of the old optimizer. From then on
