@@ -1,4 +1,4 @@
-"""What may happen to a rank that guard watches. Each function is called in a rank before it
+"""What may happen to a rank that guard watches. Each of ``HARMS`` is called in a rank before it
 trains, and returns what is to be done before each step."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -30,130 +31,50 @@ def _fail(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("a made-up fault of guard")
 
 
+def _end_thread(*_: Any) -> NoReturn:
+    raise SystemExit(9)  # which is no Exception
+
+
 def _nothing(step: int) -> None:
     return None
 
 
-def handler_fails() -> BeforeStep:
-    training.Training.before_step = _fail  # type: ignore[method-assign]
+def _replaces(owner: Any, name: str, value: Any = _fail, rank: int | None = None) -> BeforeStep:
+    """A part of guard is another one, on all ranks or on one."""
+    if rank in (None, dist.get_rank()):
+        setattr(owner, name, value)
     return _nothing
 
 
-def handler_fails_on_rank_1() -> BeforeStep:
-    return handler_fails() if dist.get_rank() == 1 else _nothing
+def _happens(act: Callable[[], object], rank: int | None = None, after: float = 0) -> BeforeStep:
+    """Something happens once, on all ranks or on one; guard judges its checks before."""
+
+    def before(step: int) -> None:
+        if step == STEP and rank in (None, dist.get_rank()):
+            time.sleep(after)
+            act()
+
+    return before
 
 
-def hook_fails() -> BeforeStep:
-    gradient_samples.GradientSamples.add_computed = _fail  # type: ignore[method-assign]
-    return _nothing
+def _signal_to_store(number: signal.Signals) -> None:
+    os.kill(int(os.environ["STORE_PID"]), number)
 
 
-def arming_fails() -> BeforeStep:
-    vars(trained_model)["watched"] = _fail
-    return _nothing
-
-
-def first_handler_fails() -> BeforeStep:
-    """The fault comes before guard knows a training."""
-    vars(trainings)["Training"] = _fail
-    return _nothing
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def captures_graph() -> BeforeStep:
     """A CUDA graph is captured in the first steps, as torch would say on a GPU."""
     captured = [True]
     vars(backward_events)["captures"] = lambda: captured[0]
-
-    def before(step: int) -> None:
-        captured[0] = step < STEP
-
-    return before
-
-
-def judge_fails() -> BeforeStep:
-    vars(account)["judge"] = _fail
-    return _nothing
-
-
-def report_fails() -> BeforeStep:
-    account.Account._finish = _fail  # type: ignore[method-assign]
-    return _nothing
-
-
-def posts_are_garbage() -> BeforeStep:
-    if dist.get_rank() == 1:
-        vars(mailbox)["packed"] = lambda post: b"\0\0\0\0\0\0\0\5 made"
-    return _nothing
-
-
-def rank_0_dies() -> BeforeStep:
-    def before(step: int) -> None:
-        if step == STEP and dist.get_rank() == 0:
-            os._exit(3)
-
-    return before
-
-
-def rank_0_is_killed() -> BeforeStep:
-    def before(step: int) -> None:
-        if step == STEP and dist.get_rank() == 0:
-            time.sleep(1)  # the first checks are judged
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return before
-
-
-def all_ranks_are_killed() -> BeforeStep:
-    """A node is lost, after its last check of the first ones was judged."""
-
-    def before(step: int) -> None:
-        if step == STEP:
-            time.sleep(1)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return before
-
-
-def store_dies() -> BeforeStep:
-    def before(step: int) -> None:
-        if step == STEP and dist.get_rank() == 0:
-            os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
-
-    return before
-
-
-def store_hangs() -> BeforeStep:
-    """The host of the store answers no more, and closes no connection."""
-
-    def before(step: int) -> None:
-        if step == STEP and dist.get_rank() == 0:
-            os.kill(int(os.environ["STORE_PID"]), signal.SIGSTOP)
-
-    return before
-
-
-def thread_dies_on_rank_1() -> BeforeStep:
-    """The thread that posts ends by what is no Exception."""
-
-    def end(*_: Any) -> NoReturn:
-        raise SystemExit(9)
-
-    if dist.get_rank() == 1:
-        mailbox.Mailbox._post = end  # type: ignore[method-assign, assignment]
-    return _nothing
-
-
-def thread_cannot_start() -> BeforeStep:
-    """The limit of processes is reached."""
-    threading.Thread.start = _fail  # type: ignore[method-assign]
-    return _nothing
+    return lambda step: captured.__setitem__(0, step < STEP)
 
 
 def rank_never_posts() -> BeforeStep:
     mailbox.LATEST = 0.3
-    if dist.get_rank() == 1:
-        mailbox.Mailbox.send = lambda *_: None  # type: ignore[method-assign]
-    return _nothing
+    return _replaces(mailbox.Mailbox, "send", lambda *_: None, rank=1)
 
 
 def terminated_in_check() -> BeforeStep:
@@ -165,8 +86,7 @@ def terminated_in_check() -> BeforeStep:
             os.kill(os.getpid(), signal.SIGTERM)
         return post(self, rank)
 
-    training.Training.post = post_and_end  # type: ignore[method-assign]
-    return _nothing
+    return _replaces(training.Training, "post", post_and_end)
 
 
 def terminated_with_handler() -> BeforeStep:
@@ -180,20 +100,41 @@ def terminated_with_handler() -> BeforeStep:
     return terminated_in_check()
 
 
-def forks_worker() -> BeforeStep:
-    """A rank that has trained forks a process that steps an optimizer, and calls exit functions."""
+def _fork_worker() -> None:
+    """Fork a process that steps an optimizer, and calls exit functions."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)  # autograd refuses to run in a process that was forked so
+    torch.optim.SGD([weight], 0.1).step()
+    atexit._run_exitfuncs()
+    os._exit(0)  # otherwise gloo waits for its threads, which were not forked
 
-    def before(step: int) -> None:
-        if step != STEP:
-            return
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            return
-        weight = torch.nn.Parameter(torch.ones(3))
-        weight.grad = torch.ones(3)  # autograd refuses to run in a process that was forked so
-        torch.optim.SGD([weight], 0.1).step()
-        atexit._run_exitfuncs()
-        os._exit(0)  # otherwise gloo waits for its threads, which were not forked
 
-    return before
+HARMS: dict[str, Callable[[], BeforeStep]] = {
+    "handler_fails": partial(_replaces, training.Training, "before_step"),
+    "handler_fails_on_rank_1": partial(_replaces, training.Training, "before_step", rank=1),
+    "hook_fails": partial(_replaces, gradient_samples.GradientSamples, "add_computed"),
+    "arming_fails": partial(_replaces, trained_model, "watched"),
+    "first_handler_fails": partial(_replaces, trainings, "Training"),  # no training is known yet
+    "judge_fails": partial(_replaces, account, "judge"),
+    "report_fails": partial(_replaces, account.Account, "_finish"),
+    "posts_are_garbage": partial(
+        _replaces, mailbox, "packed", lambda post: b"\0\0\0\0\0\0\0\5 made", rank=1
+    ),
+    "thread_dies_on_rank_1": partial(_replaces, mailbox.Mailbox, "_post", _end_thread, rank=1),
+    "thread_cannot_start": partial(_replaces, threading.Thread, "start"),
+    "rank_never_posts": rank_never_posts,
+    "captures_graph": captures_graph,
+    "rank_0_dies": partial(_happens, partial(os._exit, 3), rank=0),
+    "rank_0_is_killed": partial(_happens, _kill, rank=0, after=1),
+    "all_ranks_are_killed": partial(_happens, _kill, after=1),  # a node is lost
+    "store_dies": partial(_happens, partial(_signal_to_store, signal.SIGKILL), rank=0),
+    # Its host answers no more, and closes no connection.
+    "store_hangs": partial(_happens, partial(_signal_to_store, signal.SIGSTOP), rank=0),
+    "terminated_in_check": terminated_in_check,
+    "terminated_with_handler": terminated_with_handler,
+    "forks_worker": partial(_happens, _fork_worker),
+}

@@ -1,6 +1,7 @@
 """Trains on forked ranks: ``python -m tests.guard.server`` imports torch once, and forks the ranks
-of each request, which is a line of JSON: a training or a right loop of ours, or a script with its
-arguments. Each rank ends as an interpreter does: that is tested."""
+of each request, which is a line of JSON: a training or a right loop of ours, a case of
+``user_code``, or a script with its arguments. Each rank ends as an interpreter does: that is
+tested."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import runpy
 import signal
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,16 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 import torch.utils.checkpoint
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.optim import optimizer as optimizers
 
 from harness.rank import guard
 from harness.rank.guard.posting import budget
 from harness.rank.guard.settings import Settings
 from harness.rank.probe import script_shims
-from tests.guard import harms, right, trainings
+from tests.guard import engine_faults, harms, right, trainings, user_code
 
 LIMIT = 90.0
-"""Seconds after which ranks hang."""
+"""Seconds after which ranks hang; those of an engine may compile kernels."""
 HUNG = 999
 PATIENCE = 1.0
 """Seconds that a step waits for the choice of the next checked one."""
@@ -51,7 +54,7 @@ def _run(request: dict[str, Any]) -> list[int]:
     if not store:
         server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         os.write(writing, str(server.port).encode())
-        time.sleep(2 * LIMIT)
+        time.sleep(4 * LIMIT)
         os._exit(0)
     port = int(os.read(reading, 9))
     os.close(reading)
@@ -63,7 +66,7 @@ def _run(request: dict[str, Any]) -> list[int]:
             os.environ["STORE_PID"] = str(store)
             _become_rank(request, rank, port)
         ranks.append(child)
-    codes = _codes(ranks)
+    codes = _codes(ranks, 2 * LIMIT if request.get("engine") else LIMIT)
     os.kill(store, signal.SIGKILL)
     os.waitpid(store, 0)
     return codes
@@ -75,30 +78,55 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
-    if request["settings"] is not None:
-        guard.start(Settings(**request["settings"]))
+    settings = request["settings"]
+    if "case" in request:
+        (folder / "out").mkdir()
+        os.environ["OUT"] = out = str(folder / "out")
+        settings = settings and {**settings, "out": out}
+    else:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
+    script_shims.install(request.get("shims", []), "cpu")
+    if settings is not None:
+        guard.start(Settings(**settings))
     if "script" in request:
-        os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(request["ranks"]))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # it is there already
-        os.chdir(folder)
-        if request.get("shims"):
-            script_shims.install(request["shims"], "cpu")
-        sys.argv = [request["script"], *request["arguments"]]
-        runpy.run_path(request["script"], run_name="__main__")
+        _run_script(request, rank, port, folder)
+    elif "case" in request:
+        _run_case(request["case"])
     else:
         _train(request, rank, port, folder)
     sys.exit()
+
+
+def _run_script(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
+    count = str(request["ranks"])
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=count, LOCAL_SIZE=count)
+    os.environ.update(GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # it is there already
+    os.chdir(folder)
+    if request.get("engine"):  # a fault begins after guard has started, as in a script
+        optimizers.register_optimizer_step_post_hook(_wait_for_rank_0)
+        budget.LEAST_SECONDS = 0.0  # ranks wait for rank 0, however short a step is
+        engine_faults.begin(request["engine"]["fault"], rank)
+    sys.argv = [request["script"], *request["arguments"]]
+    sys.path.insert(0, str(Path(request["script"]).parent))
+    runpy.run_path(request["script"], run_name="__main__")
+    time.sleep(0.1)  # see _train
+
+
+def _run_case(case: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.manual_seed(0)
+    warnings.simplefilter("always")
+    print(getattr(user_code, case)(), flush=True)
 
 
 def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     timeout = timedelta(seconds=LIMIT)
     store = TCPStore("127.0.0.1", port, None, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=request["ranks"])
-    if request["harm"]:
-        before = getattr(harms, request["harm"])()
-    else:  # ranks wait for rank 0, however short a step is
+    if "harm" in request:
+        before = harms.HARMS[request["harm"]]()
+    else:
         before, budget.LEAST_SECONDS = _wait_for_rank_0, 0.0
     module: Any = right if request["training"] in right.LOOPS else trainings
     loop = module.train(request["training"], request["steps"], before)
@@ -110,7 +138,7 @@ def _train(request: dict[str, Any], rank: int, port: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _wait_for_rank_0(step: int) -> None:
+def _wait_for_rank_0(*_: Any) -> None:
     """Wait until rank 0 has chosen the next checked step: tiny steps would be over before, and how
     many of them are checked would depend on the machine."""
     end = time.monotonic() + PATIENCE
@@ -130,9 +158,9 @@ def _digest(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _codes(ranks: list[int]) -> list[int]:
+def _codes(ranks: list[int], seconds: float) -> list[int]:
     codes: dict[int, int] = {}
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + seconds
     while len(codes) < len(ranks) and time.monotonic() < end:
         for rank in [rank for rank in ranks if rank not in codes]:
             ended, status = os.waitpid(rank, os.WNOHANG)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.guard import resumptions
-from tests.guard.conftest import Run, Trainer
+from tests.guard.trainer import Run, Trainer
 
 pytestmark = pytest.mark.launch
 
@@ -16,12 +16,10 @@ def resumed(under_guard: Trainer, form: str, ranks: int = 2, ranks_later: int = 
     """Save in one group of processes, and resume in another one."""
     folder = under_guard.folder / form
     folder.mkdir()
-    script = str(Path(resumptions.__file__))
+    script, out = Path(resumptions.__file__), str(folder)
     counts = {"save": ranks, "resume": ranks_later or ranks}
     return [
-        under_guard(
-            script=script, arguments=[form, act, str(folder)], ranks=count, saves=str(folder)
-        )
+        under_guard.script(script, form, act, out, ranks=count, saves=out)
         for act, count in counts.items()
     ]
 

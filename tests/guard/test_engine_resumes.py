@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.guard.test_engines import DEEPSPEED, LIGHTNING, TRAINER, Engine, Run, run
+from tests.guard.test_engines import DEEPSPEED, LIGHTNING, TRAINER, Engine, run
+from tests.guard.trainer import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.launch, pytest.mark.by_day(8)]
 
@@ -42,7 +43,7 @@ def resumed(engine: Engine, words: str, folder: Path, fault: str = "") -> Run:
     """Train and save without a fault, and resume."""
     first = run(engine, f"{words} {SAVE.get(words, '--save FOLDER/saved')}", folder)
     assert first.codes == [0, 0]
-    assert first.alarms == []
+    assert first.told == []
     return run(engine, f"{words} {RESUME.get(words, '--resume FOLDER/saved')}", folder, fault)
 
 
@@ -50,7 +51,7 @@ def resumed(engine: Engine, words: str, folder: Path, fault: str = "") -> Run:
 def test_right_resume_of_an_engine_is_silent(engine: Engine, words: str, tmp_path: Path) -> None:
     end = resumed(engine, words, tmp_path)
     assert end.codes == [0, 0]
-    assert end.alarms == []
+    assert end.told == []
     assert not end.summary["error"]
     assert bool(end.summary["compared"].get("checkpoints")) == ("--all" not in words)
 
@@ -79,4 +80,4 @@ def test_wrong_resume_of_an_engine_is_told_once(
 ) -> None:
     end = resumed(engine, words, tmp_path, fault)
     assert end.codes == [0, 0]
-    assert end.alarms.count(alarm) == 1
+    assert end.told.count(alarm) == 1

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,6 +13,7 @@ import pytest
 
 from harness.releases.overlay import Overlay
 from harness.system.files import ROOT
+from tests.guard.trainer import Run, Trainer, server
 from tests.overlays import lent, lent_packages, lent_release
 
 
@@ -36,39 +33,18 @@ WRONG_TRAINER = Engine(partial(lent, "trainer_gas_twice", "buggy"))
 TRAINED = "trainer.py --model llama --use_cpu --gradient_accumulation_steps 2 --output_dir FOLDER"
 
 
-@dataclass
-class Run:
-    """A training that has ended."""
-
-    codes: list[int]
-    alarms: list[tuple[str, str]]
-    """The check and the kind of each."""
-    summary: dict[str, Any]
-
-
 def run(engine: Engine, words: str, folder: Path, fault: str = "", ranks: int = 2) -> Run:
+    """Run a loop of ``loops/`` under guard; FOLDER in its words is a folder that runs share."""
     loop, *arguments = words.replace("FOLDER", str(folder)).split()
-    request = {
-        "shims": engine.shims,
-        "script": str(ROOT / "loops" / loop),
-        "arguments": arguments,
-        "ranks": ranks,
-        "fault": fault,
-        "settings": {"every": 2, "out": str(folder)},
-    }
-    file = folder / "request.json"
-    file.write_text(json.dumps(request))
+    request = {"script": str(ROOT / "loops" / loop), "arguments": arguments}
+    request |= {"shims": engine.shims, "engine": {"fault": fault}}
+    reports = folder / (fault or "right") / str(len(list(folder.iterdir())))
+    reports.mkdir(parents=True)
     with engine.overlay() as loan:
         overlay: Overlay = next(iter(loan.values())) if isinstance(loan, dict) else loan
-        path = os.pathsep.join([str(ROOT), str(overlay.site)])
-        environment = {**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}
-        command = [sys.executable, "-m", "tests.guard.engines", str(file)]
-        subprocess.run(command, env=environment, cwd=folder, check=True)
-    alarms = folder / "alarms.jsonl"
-    lines = alarms.read_text().splitlines() if alarms.exists() else []
-    kinds = [(alarm["check"], alarm["kind"]) for alarm in map(json.loads, lines)]
-    codes = json.loads((folder / "codes").read_text())
-    return Run(codes, kinds, json.loads((folder / "summary.json").read_text()))
+        with server(overlay.site, DS_ACCELERATOR="cpu") as process:
+            under_guard = Trainer(process, reports)
+            return under_guard(ranks=ranks, request=request, every=2, saves=str(folder))
 
 
 LONG = pytest.mark.by_day(4)
@@ -123,7 +99,7 @@ def test_right_training_of_an_engine_is_silent(
 ) -> None:
     end = run(engine, words, tmp_path, ranks=ranks)
     assert end.codes == [0] * ranks
-    assert end.alarms == []
+    assert end.told == []
     assert not end.summary["error"]
     assert end.summary["compared"].items() >= compared.items()
     assert len(end.summary["checked"]) > 5
@@ -191,4 +167,4 @@ def test_wrong_training_of_an_engine_is_told_once(
 ) -> None:
     end = run(engine, words, tmp_path, fault)
     assert end.codes == [0, 0]
-    assert end.alarms.count((check, kind)) == 1
+    assert end.told.count((check, kind)) == 1

@@ -17,7 +17,7 @@ from harness.rank.guard.posting.posts import Alarm, ParameterFacts
 from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 
 MODULE = "package_with_bugs"
 

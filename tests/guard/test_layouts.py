@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.guard.conftest import Trainer
 from tests.guard.test_trainings import COPIES, GRADIENTS, OUT, Fault, assert_told
+from tests.guard.trainer import Trainer
 from tests.guard.word_models import FAULT_STEP
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]

@@ -14,8 +14,8 @@ from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import LOCAL_STEPS, judge
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.sampling.collectives import Collectives
-from tests.guard.conftest import Trainer
 from tests.guard.made_posts import SIZES, made_posts, sums
+from tests.guard.trainer import Trainer
 
 APART = {("gradients", "mean"), ("replicas", "differ")}
 

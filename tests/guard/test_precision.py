@@ -13,7 +13,7 @@ from harness.rank.guard.checks.views import Memory, View
 from harness.rank.guard.posting.packing import ParameterTable
 from harness.rank.guard.posting.posts import Alarm, ParameterFacts, Post, Update
 from harness.rank.training.layouts import Described
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 
 NAMES, SIZE = [f"layer.{number}" for number in range(12)], 64
 Rounding = Callable[[Tensor], Tensor]

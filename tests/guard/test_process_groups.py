@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.rank.training.parameters import Modules
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 
 
 def test_model_of_a_destroyed_group_does_not_stop_guard() -> None:
@@ -41,7 +41,7 @@ for _ in range(6):
 def test_ranks_that_train_alone_are_no_fault(under_guard: Trainer) -> None:
     script = under_guard.folder / "alone.py"
     script.write_text(ALONE)
-    run = under_guard(script=str(script))
+    run = under_guard.script(script)
     assert (run.told, run.codes) == ([], [0, 0])
     assert run.logs[0].count("not seen: whether it is meant that each of 2 ranks trains a mod") == 1
     assert "guard" not in run.logs[1]

@@ -14,7 +14,7 @@ from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, Rep
 from harness.rank.guard.reporting.report_files import ReportFiles
 from harness.rank.guard.settings import Settings
 from harness.training.guard import report as reports
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 from tests.schemas import complaints
 
 
@@ -103,7 +103,7 @@ def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_killed_training_leaves_its_summary(under_guard: Trainer) -> None:
-    run = under_guard("ddp", steps=12, harm="all_ranks_are_killed")
+    run = under_guard("ddp", steps=12, request={"harm": "all_ranks_are_killed"})
 
     assert run.codes == [-signal.SIGKILL] * 2
     assert run.summary["ended"] is False

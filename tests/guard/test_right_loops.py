@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.guard import right
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
 

@@ -10,7 +10,8 @@ import pytest
 
 from harness.rank.guard.posting.budget import FIRST_CHECKS
 from tests.guard import harms
-from tests.guard.conftest import Run, Trainer
+from tests.guard.trainer import Run, Trainer
+from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
@@ -21,6 +22,10 @@ STEPS = 12
 def results() -> dict[str, Any]:
     """The results of trainings without guard."""
     return {}
+
+
+def harmed(under_guard: Trainer, harm: str, training: str = "ddp", watched: bool = True) -> Run:
+    return under_guard(training, steps=STEPS, watched=watched, request={"harm": harm})
 
 
 def assert_unchanged(
@@ -53,111 +58,77 @@ def test_training_is_the_same_bit_by_bit(
     assert_unchanged(under_guard, training, run, results)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("harm", ["handler_fails", "hook_fails", "arming_fails"])
-def test_fault_of_guard_is_one_line(
-    under_guard: Trainer, harm: str, results: dict[str, Any]
-) -> None:
-    run = under_guard("ddp", steps=STEPS, harm=harm)
+FAULT = "made-up fault"
 
-    for rank in (0, 1):
-        (line,) = stops(run, rank)
-        assert f"stopped on rank {rank}, the training goes on: " in line
-    assert "made-up fault" in run.summary["error"]
-    assert "are not checked: guard had a fault" in run.summary["not_seen"][0]
+
+@pytest.mark.parametrize(
+    ("harm", "stopped", "error", "note"),
+    [
+        ("first_handler_fails", (1, 1), FAULT, ""),
+        *slow(
+            ("handler_fails", (1, 1), FAULT, ""),
+            ("hook_fails", (1, 1), FAULT, ""),
+            ("arming_fails", (1, 1), FAULT, ""),
+            ("judge_fails", (1, 0), "", FAULT),
+            ("report_fails", (1, 0), None, None),  # it has no summary
+            ("handler_fails_on_rank_1", (1, 1), "", "guard stopped on rank 1: RuntimeError"),
+            ("posts_are_garbage", (0, 0), "", "check 1: the post of rank 1 cannot be read"),
+            ("rank_never_posts", (0, 0), "", "check 1 was not judged: no post of rank 1"),
+            ("thread_dies_on_rank_1", (1, 0), "", "guard stopped on rank 1: SystemExit"),
+            ("thread_cannot_start", (1, 1), None, None),
+            ("forks_worker", (0, 0), "", ""),
+        ),
+    ],
+)
+def test_a_fault_of_guard_is_one_line_or_a_note_and_changes_no_training(
+    under_guard: Trainer,
+    harm: str,
+    stopped: tuple[int, int],
+    error: str | None,
+    note: str | None,
+    results: dict[str, Any],
+) -> None:
+    run = harmed(under_guard, harm)
+
+    assert tuple(len(stops(run, rank)) for rank in (0, 1)) == stopped
+    assert len(lines(run, 1)) == stopped[1]
+    for rank in (rank for rank in (0, 1) if error and stopped[rank]):
+        assert f"stopped on rank {rank}, the training goes on: " in stops(run, rank)[0]
+    if error is not None and note is not None:
+        assert error in run.summary["error"]
+        assert not note or any(note in line for line in run.summary["notes"])
     assert run.alarms == []
     assert_unchanged(under_guard, "ddp", run, results)
 
 
-def test_a_fault_of_guard_before_the_first_training_is_in_the_summary(
-    under_guard: Trainer, results: dict[str, Any]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "steps", "told"),
+    [
+        ("first_handler_fails", 0, ""),
+        ("handler_fails", 0, "guard had a fault"),
+        ("forks_worker", STEPS, ""),
+    ],
+)
+def test_the_summary_says_what_a_fault_of_guard_left_unseen(
+    under_guard: Trainer, harm: str, steps: int, told: str
 ) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="first_handler_fails")
-    assert "made-up fault" in run.summary["error"]
-    assert run.summary["steps"] == 0
-    assert "no alarm" not in "".join(lines(run, 0))
-    assert_unchanged(under_guard, "ddp", run, results)
+    run = harmed(under_guard, harm)
+    assert told in " ".join(run.summary["not_seen"])
+    assert ("no alarm" in "".join(lines(run, 0))) == (harm != "first_handler_fails")
+    assert run.summary["steps"] == steps
+    assert sum("steps," in line for line in lines(run, 0)) == (harm != "first_handler_fails")
 
 
 @pytest.mark.slow
 def test_steps_that_a_graph_captures_are_not_checked(
     under_guard: Trainer, results: dict[str, Any]
 ) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="captures_graph")
+    run = harmed(under_guard, "captures_graph")
 
     assert run.summary["checked"][0] == harms.STEP
     assert len(run.summary["checked"]) >= FIRST_CHECKS
     assert run.summary["error"] == ""
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_fault_of_the_judge_is_one_line(under_guard: Trainer, results: dict[str, Any]) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="judge_fails")
-
-    assert len(stops(run, 0)) == 1
-    assert lines(run, 1) == []
-    assert "made-up fault" in run.summary["notes"][0]
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_fault_of_the_summary_is_one_line(under_guard: Trainer, results: dict[str, Any]) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="report_fails")
-
-    assert len(stops(run, 0)) == 1
-    assert lines(run, 1) == []
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_fault_on_one_rank_ends_all_checks(under_guard: Trainer, results: dict[str, Any]) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="handler_fails_on_rank_1")
-
-    assert len(stops(run, 1)) == 1
-    assert any("guard stopped on rank 1: RuntimeError" in note for note in run.summary["notes"])
-    assert run.alarms == []
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_post_that_cannot_be_read_is_a_note(under_guard: Trainer, results: dict[str, Any]) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="posts_are_garbage")
-
-    assert run.alarms == []
-    assert "check 1: the post of rank 1 cannot be read" in run.summary["notes"]
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_rank_that_never_posts_is_a_note(under_guard: Trainer, results: dict[str, Any]) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="rank_never_posts")
-
-    assert run.alarms == []
-    assert "check 1 was not judged: no post of rank 1" in run.summary["notes"]
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_thread_that_dies_on_one_rank_ends_all_checks(
-    under_guard: Trainer, results: dict[str, Any]
-) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="thread_dies_on_rank_1")
-
-    assert any("guard stopped on rank 1: SystemExit" in note for note in run.summary["notes"])
-    assert lines(run, 1) == []
-    assert run.alarms == []
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
-def test_thread_that_cannot_start_is_one_line(
-    under_guard: Trainer, results: dict[str, Any]
-) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="thread_cannot_start")
-
-    for rank in (0, 1):
-        assert len(stops(run, rank)) == 1
     assert_unchanged(under_guard, "ddp", run, results)
 
 
@@ -173,8 +144,7 @@ def test_thread_that_cannot_start_is_one_line(
     ],
 )
 def test_ranks_end_as_without_guard(under_guard: Trainer, training: str, harm: str) -> None:
-    with_guard = under_guard(training, steps=STEPS, harm=harm)
-    without = under_guard(training, steps=STEPS, harm=harm, watched=False)
+    with_guard, without = (harmed(under_guard, harm, training, on) for on in (True, False))
 
     assert with_guard.codes == without.codes
     assert with_guard.results == without.results
@@ -183,23 +153,11 @@ def test_ranks_end_as_without_guard(under_guard: Trainer, training: str, harm: s
 
 
 @pytest.mark.slow
-def test_process_that_a_rank_forked_is_not_watched(
-    under_guard: Trainer, results: dict[str, Any]
-) -> None:
-    run = under_guard("ddp", steps=STEPS, harm="forks_worker")
-
-    assert run.summary["steps"] == STEPS
-    assert sum("steps," in line for line in lines(run, 0)) == 1
-    assert lines(run, 1) == []
-    assert_unchanged(under_guard, "ddp", run, results)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "code"), [("terminated_in_check", -15), ("terminated_with_handler", 7)]
 )
 def test_signal_ends_a_rank_in_a_check(under_guard: Trainer, harm: str, code: int) -> None:
-    run = under_guard("ddp", steps=STEPS, harm=harm)
+    run = harmed(under_guard, harm)
 
     assert run.codes == [code, code]
     assert all("terminate called" not in log and "Traceback" not in log for log in run.logs)
@@ -214,16 +172,6 @@ def test_interpreter_ends_after_a_check(under_guard: Trainer) -> None:
     assert codes == [[0, 0]] * 20
 
 
-def _printed(script: str) -> tuple[str, int]:
-    process = subprocess.run(
-        [sys.executable, "-c", "from harness.rank.guard import start; start()\n" + script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return process.stdout + process.stderr, process.returncode
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "code"),
@@ -234,4 +182,6 @@ def _printed(script: str) -> tuple[str, int]:
     ],
 )
 def test_process_that_trains_nothing_prints_nothing(script: str, code: int) -> None:
-    assert _printed(script) == ("", code)
+    words = [sys.executable, "-c", f"from harness.rank.guard import start; start()\n{script}"]
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (process.stdout + process.stderr, process.returncode) == ("", code)

@@ -9,8 +9,8 @@ from torch import nn
 from harness.rank.guard.sampling.samples import MOST, chosen, turns
 from harness.rank.guard.trainings.training import Training
 from harness.rank.training.parameters import Modules
-from tests.guard.conftest import Trainer
 from tests.guard.test_trainings import assert_silent
+from tests.guard.trainer import Trainer
 from tests.guard.word_models import FAULT_STEP
 
 NAMES = [f"layers.{layer}.{name}" for layer in range(80) for name in ("up", "down", "norm")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.rank.guard.reporting.account import blind
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 
 SETTINGS: dict[str, Any] = {
     "ranks": 2,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.rank.guard.sampling.skips import LEAST, Skips, known_scale, most_skips
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 
 
 def skip(skips: Skips, times: int, scaler: Any = None, steps: int = 3) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.guard.conftest import Trainer
+from tests.guard.trainer import Trainer
 from tests.guard.word_models import FAULT_STEP
 
 pytestmark = pytest.mark.launch

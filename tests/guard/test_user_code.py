@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+import signal
 
 import pytest
 
-pytestmark = pytest.mark.launch
+from tests.guard.trainer import Trainer
 
-Outcome = Callable[[str, bool], Any]
-
-
-@pytest.fixture(scope="module")
-def outcome() -> Iterator[Outcome]:
-    command = [sys.executable, "-m", "tests.guard.user_code"]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        requests, answers = process.stdin, process.stdout
-
-        def ask(case: str, watched: bool) -> Any:
-            requests.write(json.dumps({"case": case, "watched": watched}) + "\n")
-            requests.flush()
-            return json.loads(answers.readline())
-
-        yield ask
-        requests.close()
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
 
 def without_guard(text: str) -> str:
@@ -39,51 +18,31 @@ def without_guard(text: str) -> str:
     return re.sub(r"\d\d:\d\d:\d\d\.\d+ \d+", "", "\n".join(lines))
 
 
-def assert_the_same(outcome: Outcome, case: str) -> Any:
-    without, watched = outcome(case, False), outcome(case, True)
-    assert (watched["code"], watched["out"]) == (without["code"], without["out"]), watched["err"]
-    assert without_guard(watched["err"]) == without_guard(without["err"])
-    assert "ALARM" not in watched["err"]
-    return watched
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "case",
+    ("case", "code", "words"),
     [
-        "copies",
-        pytest.param("tensors", marks=pytest.mark.slow),
-        pytest.param("scripts", marks=pytest.mark.slow),
-        "without_init",
-        pytest.param("many_optimizers", marks=pytest.mark.slow),
-        "clock_jumps",
+        ("copies", 0, "guard: watches torch"),
+        ("tensors", 0, "guard: watches torch"),
+        ("scripts", 0, "guard: watches torch"),
+        ("symbols", 0, "guard: watches torch"),
+        ("compiles", 0, "guard: watches torch"),
+        ("without_init", 0, ""),
+        ("many_optimizers", 0, ""),
+        ("clock_jumps", 0, "guard: watches torch"),
+        ("threads", 0, "two threads of this process train"),
+        ("report_vanishes", 0, "guard: the report cannot be written"),
+        ("raises", 1, "IndexError"),
+        ("exits", 5, ""),
+        ("exits_at_once", 6, ""),
+        ("interrupted", -signal.SIGINT, "KeyboardInterrupt"),
     ],
 )
-def test_a_case_has_the_same_effect(outcome: Outcome, case: str) -> None:
-    assert assert_the_same(outcome, case)["code"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["symbols", "compiles"])
-def test_a_graph_is_the_same(outcome: Outcome, case: str) -> None:
-    assert assert_the_same(outcome, case)["code"] == 0
-
-
-@pytest.mark.slow
-def test_two_threads_that_train_are_not_watched_and_that_is_said(outcome: Outcome) -> None:
-    assert "two threads of this process train" in assert_the_same(outcome, "threads")["err"]
-
-
-@pytest.mark.slow
-def test_a_report_that_cannot_be_written_is_one_line(outcome: Outcome) -> None:
-    assert assert_the_same(outcome, "report_vanishes")["code"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "code"), [("raises", 1), ("exits", 5), ("exits_at_once", 6), ("interrupted", 130)]
-)
-def test_a_training_ends_with_its_code_and_its_traceback(
-    outcome: Outcome, case: str, code: int
-) -> None:
-    assert assert_the_same(outcome, case)["code"] == code
+def test_a_case_has_the_same_effect(under_guard: Trainer, case: str, code: int, words: str) -> None:
+    without, watched = (
+        under_guard(request={"case": case}, ranks=1, watched=is_watched)
+        for is_watched in (False, True)
+    )
+    assert watched.codes == without.codes == [code], watched.logs
+    assert without_guard(watched.logs[0]) == without_guard(without.logs[0])
+    assert words in watched.logs[0]
+    assert "ALARM" not in watched.logs[0]

@@ -1,31 +1,24 @@
-"""What users do with models and optimizers: ``python -m tests.guard.user_code`` runs cases, each in
-a process of its own, with guard or without. A request is a line of JSON."""
+"""What users do with models and optimizers: cases that ``server`` runs, each in a process of its
+own, with guard or without."""
 
 from __future__ import annotations
 
 import copy
 import io
-import json
 import os
 import pickle
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
-import traceback
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-LIMIT = 100.0
 
 
 def _nothing(step: int) -> None:
@@ -224,56 +217,3 @@ def exits_at_once() -> None:
 
 def interrupted() -> None:
     _train(before_step=lambda step: os.kill(os.getpid(), signal.SIGINT) if step > 3 else None)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        folder = Path(tempfile.mkdtemp())
-        child = os.fork()
-        if not child:
-            _run(globals()[request["case"]], request["watched"], folder)
-        code = _code(child)
-        out, err = ((folder / name).read_text() for name in ("1", "2"))
-        shutil.rmtree(folder)
-        sys.stdout.write(json.dumps({"code": code, "out": out, "err": err}) + "\n")
-        sys.stdout.flush()
-
-
-def _run(case: Callable[[], Any], watched: bool, folder: Path) -> NoReturn:
-    """Run a case in this process, and end as an interpreter does."""
-    for number in (1, 2):
-        os.dup2(os.open(folder / str(number), os.O_WRONLY | os.O_CREAT), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ["OUT"] = str(folder / "out")
-    (folder / "out").mkdir()
-    if watched:
-        from harness.rank import guard
-        from harness.rank.guard.settings import Settings
-
-        guard.start(Settings(every=3, out=os.environ["OUT"]))
-    torch.manual_seed(0)
-    warnings.simplefilter("always")
-    try:
-        print(case(), flush=True)
-    except (Exception, KeyboardInterrupt) as error:
-        traceback.print_exc()
-        sys.exit(1 if isinstance(error, Exception) else 130)
-    sys.exit()
-
-
-def _code(child: int) -> int:
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return 999  # it hangs
-
-
-if __name__ == "__main__":
-    main()
