@@ -1,23 +1,111 @@
-"""What the judge says of changed posts."""
+"""Posts of a step that never happened, of two parameters that SGD trains on some ranks, and what
+the judge says of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from harness.rank.guard.checks import together
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
-from harness.rank.guard.posting.posts import Alarm, Post
-from tests.guard.made_posts import Change, made_posts, sums
+from harness.rank.guard.posting.posts import (
+    Alarm,
+    GradientFacts,
+    LossFacts,
+    ParameterFacts,
+    Post,
+    Update,
+)
+from harness.rank.guard.sampling.samples import bit_sum
+from harness.rank.training.layouts import Described
+
+NAMES, SIZES = ("weight", "bias"), (16, 4)
+RATE = 0.1
+
+Change = Callable[[Post], None]
+Changes = "Change | dict[int, Change]"
 
 
-def judged(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Alarm]:
-    """The alarms of changed posts: the same after the posts were bytes, and without what looks at
-    the gradients of all ranks together."""
-    posts = made_posts(changes, ranks)
+def described(name: str, size: int, ranks: Sequence[int]) -> Described:
+    return Described(name, size, size, 0, size, list(ranks), name, True, True, "float32")
+
+
+def gradients(rank: int) -> Tensor:
+    """What a rank computes for both parameters, one after the other."""
+    return torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(rank))
+
+
+def made_posts(changes: dict[int, Change] | None = None, ranks: int = 2) -> list[Post]:
+    """The posts of a right step, each changed as the function of its rank does."""
+    mean = torch.stack([gradients(rank) for rank in range(ranks)]).mean(0)
+    before = torch.linspace(-1, 1, sum(SIZES))
+    posts = [_post(rank, ranks, mean, before) for rank in range(ranks)]
+    for rank, change in (changes or {}).items():
+        change(posts[rank])
+    return posts
+
+
+def _post(rank: int, ranks: int, mean: Tensor, before: Tensor) -> Post:
+    group = {"lr": RATE, "momentum": 0.0, "weight_decay": 0.0}
+    after = before - RATE * mean
+    values = [
+        piece
+        for weight, gradient in zip(before.split(SIZES), mean.split(SIZES), strict=True)
+        for piece in (weight, gradient)
+    ]
+    return Post(
+        rank,
+        optimizer=0,
+        check=1,
+        step=1,
+        losses=LossFacts(has_batches=True),
+        parameters=ParameterFacts(
+            "SGD",
+            [described(*one, range(ranks)) for one in zip(NAMES, SIZES, strict=True)],
+            updates=[
+                Update(number, size, [], 0.0, RATE, group) for number, size in enumerate(SIZES)
+            ],
+        ),
+        gradients=GradientFacts(computed={"0": "float32", "1": "float32"}),
+        tensors={
+            "computed": gradients(rank),
+            "used": mean.clone(),
+            "places": torch.tensor([0, 0, SIZES[0], 1, 0, SIZES[1]]),
+            "weights": after.clone(),
+            "updates": torch.cat(values),
+            "bits": sums(after),
+            "first_bits": sums(before),
+            "losses": torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0]),
+        },
+    )
+
+
+def sums(values: Tensor) -> Tensor:
+    """The bit sum of each parameter."""
+    return torch.stack([bit_sum(part) for part in values.split(SIZES)])
+
+
+def with_losses(*weights: float, count: float = 1.0) -> Change:
+    """Add losses of micro-batches that count so often."""
+
+    def change(post: Post) -> None:
+        rows = [[2.0 * weight, 2.0, weight, count, 1.0] for weight in weights]
+        post.tensors["losses"] = torch.tensor(rows).flatten()
+
+    return change
+
+
+def judged(changes: Changes, memory: Memory | None = None, ranks: int = 2) -> list[Alarm]:
+    """The alarms of posts, all or some of which are changed: the same after the posts were bytes,
+    and without what looks at the gradients of all ranks together."""
+    posts = made_posts(changes if isinstance(changes, dict) else on_all(changes, ranks), ranks)
+    if memory is not None:
+        return judge(posts, memory)
     alarms = judge(posts, Memory())
     sent = [unpacked(packed(post)) for post in posts]
     assert judge(sent, Memory()) == alarms
@@ -30,9 +118,9 @@ def on_all(change: Change, ranks: int = 2) -> dict[int, Change]:
     return dict.fromkeys(range(ranks), change)
 
 
-def the_alarm(alarms: list[Alarm]) -> Alarm:
-    assert len(alarms) == 1, alarms
-    return alarms[0]
+def kinds(alarms: Sequence[Alarm], check: str = "") -> list[str]:
+    """The kinds of alarms, of one check or of all."""
+    return [alarm.kind for alarm in alarms if check in ("", alarm.check)]
 
 
 def moves_weight(by: float) -> Change:

@@ -10,68 +10,175 @@ import copy
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim.lr_scheduler import LambdaLR
 
-from tests.guard import sharded_resumptions
-from tests.guard.saved_training import (
-    DONE,
-    MORE,
-    RATE,
-    Act,
-    Forms,
-    Slow,
-    Training,
-    adam,
-    descent,
-    read,
-    save,
-)
-
-FORMS = Forms(sharded_resumptions.FORMS)
-form = FORMS.form
+dcp: Any = torch.distributed.checkpoint
 BEST = 2
 """The step whose weights are kept as an earlier, better state."""
+RATE = 1e-2
+DONE, MORE = 4, 3
+"""Steps before the save, and after the load."""
+
+Act = Callable[[Path], None]
 
 
-def _saves(make: Any = adam, how: str = "ddp") -> Act:
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.head(self.norm(self.body(x).tanh()))
+        return hidden
+
+
+def adam(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, RATE)
+
+
+def descent(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, RATE)
+
+
+class Training:
+    """A model with its optimizer and schedule on this rank."""
+
+    def __init__(self, make: Callable[[Any], Any] = adam, seed: int = 0, how: str = "ddp") -> None:
+        torch.manual_seed(seed)
+        self.net = Net()
+        self.model: Any = self.net
+        if how == "ddp" and dist.get_world_size() > 1:
+            self.model = nn.parallel.DistributedDataParallel(self.net)
+        if how == "fsdp2":
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            for part in (self.net.body, self.net.head, self.net):
+                fully_shard(part, mesh=mesh)
+        self.optimizer = make(self.net.parameters())
+        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+
+    def train(self, steps: int, start: int = 0) -> Training:
+        for step in range(start, start + steps):
+            generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+            rows = torch.randn(4, 8, generator=generator)
+            targets = torch.randint(0, 4, (4,), generator=generator)
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(rows), targets).backward()
+            self.optimizer.step()
+            self.schedule.step()
+        return self
+
+    def state(self) -> dict[str, Any]:
+        parts = {"model": self.net, "optimizer": self.optimizer, "schedule": self.schedule}
+        return {name: part.state_dict() for name, part in parts.items()}
+
+    def load(self, state: dict[str, Any], strict: bool = True) -> Training:
+        self.net.load_state_dict(state["model"], strict=strict)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        return self
+
+
+def save(state: Any, file: Any) -> None:
+    """As most loops do: rank 0 alone."""
+    if dist.get_rank() == 0:
+        torch.save(state, file)
+    dist.barrier()
+
+
+def read(file: Any) -> Any:
+    return torch.load(file, weights_only=False)
+
+
+class Slow:
+    """Pulls the weights back to slow copies of them. Its state is that of the optimizer alone."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.state = {p: {"slow": p.detach().clone()} for p in parameters}
+        self.steps = 0
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.optimizer.step()
+        self.steps += 1
+        for parameter, state in self.state.items() if self.steps % 2 == 0 else ():
+            state["slow"].lerp_(parameter, 0.5)
+            parameter.copy_(state["slow"])
+
+
+State = dict[str, Any]
+Load = Callable[[Training, State, Path], object]
+
+
+def saves(
+    make: Any = adam, state_of: Callable[[Training], State] = Training.state, how: str = "ddp"
+) -> Act:
+    """Train and save a state of the training."""
+    return lambda folder: save(
+        state_of(Training(make, how=how).train(DONE)), folder / "checkpoint.pt"
+    )
+
+
+def resumes(load: Load, make: Any = adam, how: str = "ddp", name: str = "checkpoint.pt") -> Act:
+    """Load the state of a file, and train."""
+
     def act(folder: Path) -> None:
-        training = Training(make, how=how).train(DONE)
-        save(training.state(), folder / "checkpoint.pt")
+        training = Training(make, seed=1, how=how)
+        load(training, read(folder / name), folder)
+        training.train(MORE, DONE)
 
     return act
+
+
+def edited(edit: Callable[[State], object], strict: bool = True) -> Act:
+    """Edit the state that is loaded."""
+
+    def load(training: Training, state: State, _: Path) -> None:
+        edit(state)
+        training.load(state, strict)
+
+    return resumes(load)
+
+
+def whole(training: Training, state: State, _: Path) -> None:
+    training.load(state)
 
 
 # -- right ones --
 
 
-@form(_saves())
-def usual(folder: Path) -> None:
-    Training(seed=1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
-
-
-@form(_saves(descent))
-def without_moments(folder: Path) -> None:
-    Training(descent, seed=1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
-
-
-def _move_checkpoint(folder: Path) -> None:
-    _saves()(folder)
+def rename(folder: Path) -> None:
+    saves()(folder)
     if dist.get_rank() == 0:
         os.rename(folder / "checkpoint.pt", folder / "last.pt")
 
 
-@form(_move_checkpoint)
-def moved_and_renamed(folder: Path) -> None:
-    usual_state = read(folder / "last.pt")
-    Training(seed=1).load(usual_state).train(MORE, DONE)
-
-
-def _through_memory(folder: Path) -> None:
+def save_through_memory(folder: Path) -> None:
     training, buffer = Training().train(DONE), io.BytesIO()
     torch.save({"states": [training.state()]}, buffer)
     if dist.get_rank() == 0:
@@ -79,55 +186,32 @@ def _through_memory(folder: Path) -> None:
     dist.barrier()
 
 
-@form(_through_memory)
-def through_memory(folder: Path) -> None:
-    Training(seed=1).load(read(folder / "checkpoint.pt")["states"][0]).train(MORE, DONE)
+def weights_alone(training: Training, state: State, _: Path) -> None:
+    training.net.load_state_dict(state["model"])
 
 
-@form(_saves())
-def new_optimizer_on_purpose(folder: Path) -> None:
-    training = Training(seed=1)
-    training.net.load_state_dict(read(folder / "checkpoint.pt")["model"])
-    training.train(MORE, DONE)
-
-
-@form(_saves())
-def part_of_the_model(folder: Path) -> None:
+def body_alone(training: Training, state: State, _: Path) -> None:
     """A warm start with another head."""
-    training, state = Training(seed=1), read(folder / "checkpoint.pt")["model"]
-    body = {name: value for name, value in state.items() if not name.startswith("head")}
+    body = {name: value for name, value in state["model"].items() if not name.startswith("head")}
     training.net.load_state_dict(body, strict=False)
-    training.train(MORE, DONE)
 
 
-@form(_saves(descent))
-def part_of_the_model_without_moments(folder: Path) -> None:
-    """A warm start, whose optimizer loads its own state, as a package does for its device."""
-    training = Training(descent, seed=1)
-    body = read(folder / "checkpoint.pt")["model"]
-    training.net.load_state_dict({n: v for n, v in body.items() if "head" not in n}, strict=False)
-    training.optimizer.load_state_dict(training.optimizer.state_dict())
-    training.train(MORE, DONE)
+def own_state(load: Load) -> Load:
+    """The optimizer loads its own state, as a package does for its device."""
+
+    def load_both(training: Training, state: State, folder: Path) -> None:
+        load(training, state, folder)
+        training.optimizer.load_state_dict(training.optimizer.state_dict())
+
+    return load_both
 
 
-@form(_saves())
-def own_state_of_a_new_optimizer(folder: Path) -> None:
-    training = Training(seed=1)
-    training.net.load_state_dict(read(folder / "checkpoint.pt")["model"])
-    training.optimizer.load_state_dict(training.optimizer.state_dict())
-    training.train(MORE, DONE)
-
-
-@form(_saves())
-def another_model(folder: Path) -> None:
-    """Its weights have other names."""
-    training, state = Training(seed=1, how=""), read(folder / "checkpoint.pt")
+def under_other_names(training: Training, state: State, _: Path) -> None:
     training.load(state)
     training.model = nn.parallel.DistributedDataParallel(nn.Sequential(training.net))
-    training.train(MORE, DONE)
 
 
-def _averaged(folder: Path) -> None:
+def save_average(folder: Path) -> None:
     """While it saves, the model has the average of its weights."""
     training = Training()
     average = copy.deepcopy(training.net.state_dict())
@@ -140,196 +224,298 @@ def _averaged(folder: Path) -> None:
     save({**training.state(), "raw": raw}, folder / "checkpoint.pt")
 
 
-@form(_averaged)
-def averaged_weights(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
-    Training(seed=1).load({**state, "model": state["raw"]}).train(MORE, DONE)
-
-
-def _averaged_without_names(folder: Path) -> None:
-    """The file has the weights themselves in a list."""
-    training = Training().train(DONE)
+@torch.no_grad()
+def with_average(training: Training) -> State:
+    """A state whose weights are an average; the others are in a list."""
     raw = [value.clone() for value in training.net.parameters()]
-    with torch.no_grad():
-        for value in training.net.parameters():
-            value.mul_(0.9)
-    save({**training.state(), "raw": raw}, folder / "checkpoint.pt")
+    for value in training.net.parameters():
+        value.mul_(0.9)
+    return {**training.state(), "raw": raw}
 
 
-@form(_averaged_without_names)
-def averaged_weights_without_names(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
-    training = Training(seed=1).load(state)
-    with torch.no_grad():
-        for value, raw in zip(training.net.parameters(), state["raw"], strict=True):
-            value.copy_(raw)
-    training.train(MORE, DONE)
+@torch.no_grad()
+def raw_weights(training: Training, state: State, _: Path) -> None:
+    training.load(state)
+    for value, raw in zip(training.net.parameters(), state["raw"], strict=True):
+        value.copy_(raw)
 
 
-def _averaged_in_two_files(folder: Path) -> None:
+def save_two_files(folder: Path) -> None:
     training = Training().train(DONE)
     save(training.net.state_dict(), folder / "raw.pt")
-    with torch.no_grad():
-        for value in training.net.parameters():
-            value.mul_(0.9)
-    save(training.state(), folder / "checkpoint.pt")
+    state = with_average(training)
+    del state["raw"]
+    save(state, folder / "checkpoint.pt")
 
 
-@form(_averaged_in_two_files)
-def averaged_weights_in_two_files(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
-    Training(seed=1).load({**state, "model": read(folder / "raw.pt")}).train(MORE, DONE)
-
-
-@form(_saves())
-def another_rate_on_purpose(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
+def another_rate(training: Training, state: State, _: Path) -> None:
     state["optimizer"]["param_groups"][0]["lr"] = RATE
-    training = Training(seed=1)
     training.net.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
-    training.train(MORE, DONE)
 
 
-def _twice(folder: Path) -> None:
+def save_twice(folder: Path) -> None:
     training = Training().train(BEST)
-    state = copy.deepcopy(training.state())
-    save(state, folder / "best.pt")
+    save(copy.deepcopy(training.state()), folder / "best.pt")
     save(training.train(DONE - BEST, BEST).state(), folder / "checkpoint.pt")
 
 
-@form(_twice)
-def earlier_save(folder: Path) -> None:
+def go_on_from_the_best(folder: Path) -> None:
     Training(seed=1).load(read(folder / "best.pt")).train(MORE, BEST)
 
 
-def _rolls_back(folder: Path) -> None:
+def roll_back(folder: Path) -> None:
     training = Training().train(BEST)
     save(training.state(), folder / "checkpoint.pt")
     training.train(3, BEST).load(read(folder / "checkpoint.pt")).train(3, BEST)
 
 
-@form(_rolls_back)
-def rolled_back(folder: Path) -> None:
-    usual(folder)
-
-
-@form(_saves())
-def other_parts_frozen(folder: Path) -> None:
-    training = Training(seed=1, how="").load(read(folder / "checkpoint.pt"))
+def freeze_body(training: Training, state: State, _: Path) -> None:
+    training.load(state)
     training.net.body.requires_grad_(False)
     training.model = nn.parallel.DistributedDataParallel(training.net)
-    training.train(MORE, DONE)
 
 
-def _two_optimizers(seed: int) -> tuple[Training, Any]:
-    training = Training(lambda weights: adam(list(weights)[:4]), seed)
-    return training, adam(training.net.head.parameters())
-
-
-def _train_both(training: Training, second: Any, steps: int, start: int) -> None:
-    for step in range(start, start + steps):
+def train_two(folder: Path, is_resumed: bool) -> None:
+    """The head has an optimizer of its own."""
+    training = Training(lambda weights: adam(list(weights)[:4]), seed=int(is_resumed))
+    second = adam(training.net.head.parameters())
+    if is_resumed:
+        state = read(folder / "checkpoint.pt")
+        training.load(state)
+        second.load_state_dict(state["second"])
+    for step in range(DONE, DONE + MORE) if is_resumed else range(DONE):
         second.zero_grad()
         training.train(1, step)
         second.step()
+    if not is_resumed:
+        save({**training.state(), "second": second.state_dict()}, folder / "checkpoint.pt")
 
 
-def _saves_two(folder: Path) -> None:
-    training, second = _two_optimizers(0)
-    _train_both(training, second, DONE, 0)
-    save({**training.state(), "second": second.state_dict()}, folder / "checkpoint.pt")
+def around(training: Training) -> None:
+    training.optimizer = Slow(training.optimizer)
 
 
-@form(_saves_two)
-def two_optimizers(folder: Path) -> None:
-    training, second = _two_optimizers(1)
-    state = read(folder / "checkpoint.pt")
+def save_slow(folder: Path) -> None:
+    training = Training()
+    around(training)
+    save(training.train(DONE).state(), folder / "checkpoint.pt")
+
+
+def wrapped_after_the_load(training: Training, state: State, _: Path) -> None:
+    """The save came right after a pull, so the weights are the slow ones."""
     training.load(state)
-    second.load_state_dict(state["second"])
-    _train_both(training, second, MORE, DONE)
+    around(training)
 
 
-# -- wrong ones --
+# -- with torch.distributed.checkpoint, or shards --
 
 
-@form(_saves(), is_right=False)
-def moment_lost(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
+def save_distributed(how: str, call: Any = dcp.save) -> Act:
+    def act(folder: Path) -> None:
+        training = Training(how=how).train(DONE)
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        future = call({"model": model, "optimizer": optimizer}, checkpoint_id=folder / "dcp")
+        if future is not None and hasattr(future, "result"):
+            future.result()
+
+    return act
+
+
+def resume_distributed(
+    how: str, keeps_rate: bool = False, after: Callable[[Training], None] = lambda training: None
+) -> Act:
+    def act(folder: Path) -> None:
+        training = Training(seed=1, how=how)
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        state: State = {"model": model, "optimizer": optimizer}
+        rate = state["optimizer"]["param_groups"][0]["lr"]
+        dcp.load(state, checkpoint_id=folder / "dcp")
+        if keeps_rate:
+            state["optimizer"]["param_groups"][0]["lr"] = rate
+        fill(training, state)
+        after(training)
+        training.train(MORE, DONE)
+
+    return act
+
+
+def fill(training: Training, state: State, _: Any = None, **options: bool) -> None:
+    set_state_dict(
+        training.model,
+        training.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(**options),
+    )
+
+
+def gathered(training: Training) -> State:
+    """Rank 0 writes what it gathered of the shards."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model, optimizer = get_state_dict(training.model, training.optimizer, options=options)
+    return {"model": model, "optimizer": optimizer}
+
+
+@torch.no_grad()
+def change_shard(training: Training) -> None:
+    if dist.get_rank() == 1:
+        shard: Any = training.net.body.weight
+        shard._local_tensor.add_(1)
+
+
+Forms = dict[str, tuple[Act, Act]]
+RIGHT: Forms = {
+    "usual": (saves(), resumes(whole)),
+    "without_moments": (saves(descent), resumes(whole, descent)),
+    "moved_and_renamed": (rename, resumes(whole, name="last.pt")),
+    "through_memory": (
+        save_through_memory,
+        resumes(lambda training, state, _: training.load(state["states"][0])),
+    ),
+    "new_optimizer_on_purpose": (saves(), resumes(weights_alone)),
+    "part_of_the_model": (saves(), resumes(body_alone)),
+    "part_of_the_model_without_moments": (saves(descent), resumes(own_state(body_alone), descent)),
+    "own_state_of_a_new_optimizer": (saves(), resumes(own_state(weights_alone))),
+    "another_model": (saves(), resumes(under_other_names, how="")),
+    "averaged_weights": (save_average, edited(lambda state: state.update(model=state["raw"]))),
+    "averaged_weights_without_names": (saves(state_of=with_average), resumes(raw_weights)),
+    "averaged_weights_in_two_files": (
+        save_two_files,
+        resumes(
+            lambda training, state, folder: training.load(
+                {**state, "model": read(folder / "raw.pt")}
+            )
+        ),
+    ),
+    "another_rate_on_purpose": (saves(), resumes(another_rate)),
+    "earlier_save": (save_twice, go_on_from_the_best),
+    "rolled_back": (roll_back, resumes(whole)),
+    "other_parts_frozen": (saves(), resumes(freeze_body, how="")),
+    "two_optimizers": (
+        lambda folder: train_two(folder, is_resumed=False),
+        lambda folder: train_two(folder, is_resumed=True),
+    ),
+    "state_around_the_optimizer_made_after_the_load": (save_slow, resumes(wrapped_after_the_load)),
+    "distributed": (save_distributed("ddp"), resume_distributed("ddp")),
+    "sharded": (save_distributed("fsdp2"), resume_distributed("fsdp2")),
+    "sharded_while_it_trains": (
+        save_distributed("fsdp2", lambda *state, **place: dcp.async_save(*state, **place)),
+        resume_distributed("fsdp2"),
+    ),
+    "sharded_to_copies": (save_distributed("fsdp2"), resume_distributed("ddp")),
+    "gathered_shards": (
+        saves(state_of=gathered, how="fsdp2"),
+        resumes(
+            lambda training, state, _: fill(training, state, full_state_dict=True), how="fsdp2"
+        ),
+    ),
+}
+
+
+def lose_moment(state: State) -> None:
     state["optimizer"]["state"][2]["exp_avg"].zero_()
-    Training(seed=1).load(state).train(MORE, DONE)
 
 
-@form(_saves(), is_right=False)
-def state_of_a_parameter_lost(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
-    del state["optimizer"]["state"][2]
-    Training(seed=1).load(state).train(MORE, DONE)
-
-
-@form(_saves(), is_right=False)
-def weight_not_saved(folder: Path) -> None:
-    state = read(folder / "checkpoint.pt")
-    del state["model"]["head.weight"]
-    Training(seed=1).load(state, strict=False).train(MORE, DONE)
-
-
-@form(_saves(), is_right=False)
-def moments_in_another_order(folder: Path) -> None:
+def exchange_moments(state: State) -> None:
     """Those of the two parts of the norm: they have the same shape."""
-    state = read(folder / "checkpoint.pt")
     moments = state["optimizer"]["state"]
     moments[2], moments[3] = moments[3], moments[2]
-    Training(seed=1).load(state).train(MORE, DONE)
 
 
-@form(_saves(), is_right=False)
-def one_rank_lost_a_weight(folder: Path) -> None:
-    training = Training(seed=1).load(read(folder / "checkpoint.pt"))
+@torch.no_grad()
+def change_weight(training: Training, state: State, _: Path) -> None:
+    training.load(state)
     if dist.get_rank() == 1:
-        with torch.no_grad():
-            training.net.norm.weight[0] += 1
-    training.train(MORE, DONE)
+        training.net.norm.weight[0] += 1
 
 
-def _saves_wrapped(folder: Path) -> None:
-    training = Training().train(DONE)
-    save({**training.state(), "model": training.model.state_dict()}, folder / "checkpoint.pt")
+def slow_state_lost(training: Training, state: State, _: Path) -> None:
+    around(training)
+    training.load(state)
 
 
-@form(_saves_wrapped, is_right=False)
-def names_of_a_wrapper(folder: Path) -> None:
-    """The names in the file begin with ``module``, and a load that is not strict ignores them."""
-    Training(seed=1).load(read(folder / "checkpoint.pt"), strict=False).train(MORE, DONE)
+WRONG: Forms = {
+    "moment_lost": (saves(), edited(lose_moment)),
+    "state_of_a_parameter_lost": (
+        saves(),
+        edited(lambda state: state["optimizer"]["state"].pop(2)),
+    ),
+    "weight_not_saved": (
+        saves(),
+        edited(lambda state: state["model"].pop("head.weight"), strict=False),
+    ),
+    "moments_in_another_order": (saves(), edited(exchange_moments)),
+    "one_rank_lost_a_weight": (saves(), resumes(change_weight)),
+    # The names in the file begin with ``module``, and a load that is not strict ignores them.
+    "names_of_a_wrapper": (
+        saves(state_of=lambda one: {**one.state(), "model": one.model.state_dict()}),
+        edited(lambda state: None, strict=False),
+    ),
+    "state_around_the_optimizer_lost": (save_slow, resumes(slow_state_lost)),
+    # The load fills tensors, and the loop gives the optimizer its own rate again.
+    "rate_not_filled": (save_distributed("ddp"), resume_distributed("ddp", keeps_rate=True)),
+    # Rank 1 has other values of a weight after the load.
+    "shard_lost": (save_distributed("fsdp2"), resume_distributed("fsdp2", after=change_shard)),
+}
 
 
-def _slow(seed: int) -> Training:
-    training = Training(adam, seed)
-    training.optimizer = Slow(training.optimizer)
-    return training
+# -- with files of safetensors, of which guard knows the tensors alone --
 
 
-def _saves_slow(folder: Path) -> None:
-    training = _slow(0).train(DONE)
-    save(training.state(), folder / "checkpoint.pt")
+def save_tensors(folder: Path, has_all: bool = False, is_wrapped: bool = False) -> None:
+    """Weights are in such a file; so are the moments, or the names are those of DDP's model."""
+    from safetensors.torch import save_file  # type: ignore[import-not-found]
+
+    training = Training().train(MORE + DONE)
+    if dist.get_rank() == 0:
+        weights: nn.Module = training.model if is_wrapped else training.net
+        save_file(weights.state_dict(), folder / "model.safetensors")
+        state = training.optimizer.state_dict()
+        if has_all:
+            moments = {f"{n}.{k}": v for n, s in state["state"].items() for k, v in s.items()}
+            save_file(moments, folder / "optimizer.safetensors")
+        else:
+            torch.save(state, folder / "optimizer.pt")
+    dist.barrier()
 
 
-@form(_saves_slow, is_right=False)
-def state_around_the_optimizer_lost(folder: Path) -> None:
-    _slow(1).load(read(folder / "checkpoint.pt")).train(MORE, DONE)
+def resume_tensors(folder: Path, has_all: bool = False, is_wrapped: bool = False) -> None:
+    """The load is not strict if it knows no name of a wrapper."""
+    from safetensors.torch import load_file
+
+    training = Training(seed=1)
+    weights = load_file(folder / "model.safetensors")
+    training.net.load_state_dict(weights, strict=not is_wrapped)
+    state: Any = training.optimizer.state_dict()
+    if has_all:
+        state["state"] = {}
+        for key, value in load_file(folder / "optimizer.safetensors").items():
+            number, _, kind = key.partition(".")
+            state["state"].setdefault(int(number), {})[kind] = value
+    else:
+        state = torch.load(folder / "optimizer.pt")
+    training.optimizer.load_state_dict(state)
+    training.train(MORE + DONE)
 
 
-@form(_saves_slow)
-def state_around_the_optimizer_made_after_the_load(folder: Path) -> None:
-    """The save came right after a pull, so the weights are the slow ones."""
-    training = Training(seed=1).load(read(folder / "checkpoint.pt"))
-    training.optimizer = Slow(training.optimizer)
-    training.train(MORE, DONE)
+FILES: Forms = {
+    "files": (save_tensors, resume_tensors),
+    "files_alone": (
+        lambda folder: save_tensors(folder, has_all=True),
+        lambda folder: resume_tensors(folder, has_all=True),
+    ),
+    "files_of_a_wrapper": (
+        lambda folder: save_tensors(folder, is_wrapped=True),
+        lambda folder: resume_tensors(folder, is_wrapped=True),
+    ),
+}
 
 
 def main() -> None:
     name, act, folder = sys.argv[1:]
     dist.init_process_group("gloo")
-    FORMS.acts[name][act == "resume"](Path(folder))
+    {**RIGHT, **WRONG, **FILES}[name][act == "resume"](Path(folder))
     dist.barrier()
     dist.destroy_process_group()
 

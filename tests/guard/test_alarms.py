@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import harness.rank.guard
+from harness.rank.guard.check_table import NAMES
 from harness.system.documents import toml_of
 from tests.guard import right
 from tests.guard.test_trainings import RIGHT, RIGHT_SLOW, WRONG, WRONG_SLOW
@@ -39,6 +40,10 @@ def test_each_alarm_is_in_the_table_once() -> None:
     )
 
 
+def test_each_alarm_is_of_a_check_that_an_option_chooses() -> None:
+    assert {check for check, _ in pairs_of_code()} == set(NAMES)
+
+
 @pytest.mark.parametrize("alarm", ALARMS, ids=name)
 def test_alarm_is_a_proof(alarm: Any) -> None:
     assert all(alarm[field] for field in ("observation", "fault"))
@@ -46,9 +51,5 @@ def test_alarm_is_a_proof(alarm: Any) -> None:
     for innocent in alarm.get("innocent", ()):
         assert all(innocent[field] for field in ("cause", "because"))
         assert innocent.get("loop", RIGHT[0]) in SILENT
-
-
-@pytest.mark.parametrize("alarm", ALARMS, ids=name)
-def test_fault_is_shown(alarm: Any) -> None:
     wrong = {fault.training for fault in (*WRONG, *WRONG_SLOW)}
     assert alarm["shown"] in wrong or (HERE / alarm["shown"]).is_file()

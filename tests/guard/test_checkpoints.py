@@ -25,7 +25,7 @@ def resumed(under_guard: Trainer, form: str, ranks: int = 2, ranks_later: int = 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", resumptions.FORMS.right)
+@pytest.mark.parametrize("form", resumptions.RIGHT)
 def test_right_resumption_is_silent(under_guard: Trainer, form: str) -> None:
     for run in resumed(under_guard, form):
         assert run.codes == [0, 0]

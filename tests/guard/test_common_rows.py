@@ -11,7 +11,7 @@ import torch
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.posts import Alarm, Post
-from tests.guard.made_posts import gradients, made_posts
+from tests.guard.judging import gradients, made_posts
 
 STEPS = 6
 

@@ -19,13 +19,13 @@ TRAINED = (
 MODULE = "lightning_module.py --batch-size 2 --devices 2"
 ZERO = "zero.py --batch-size 4 --save-at 5"
 WITHOUT_ZERO = f"{ZERO} --stage 0 --optimizer sgd --momentum 0.9"
-FILES = "../tests/guard/tensor_files.py"
-SAVE = {TRAINED: ""}
-RESUME = {TRAINED: "--resume_from_checkpoint FOLDER/saved/checkpoint-5"}
+FILES = "../tests/guard/resumptions.py files"
+SAVE = {TRAINED: "", FILES: "save FOLDER"}
+RESUME = {TRAINED: "--resume_from_checkpoint FOLDER/saved/checkpoint-5", FILES: "resume FOLDER"}
 RIGHT = [
     (TRAINER, ACCELERATED),
     (TRAINER, FILES),
-    (TRAINER, f"{FILES} --all"),
+    (TRAINER, f"{FILES}_alone"),
     (TRAINER, TRAINED),
     (LIGHTNING, MODULE),
     (DEEPSPEED, f"{ZERO} --stage 0"),
@@ -41,10 +41,11 @@ RIGHT = [
 
 def resumed(engine: Engine, words: str, folder: Path, fault: str = "") -> Run:
     """Train and save without a fault, and resume."""
-    first = run(engine, f"{words} {SAVE.get(words, '--save FOLDER/saved')}", folder)
+    key = FILES if words.startswith(FILES) else words
+    first = run(engine, f"{words} {SAVE.get(key, '--save FOLDER/saved')}", folder)
     assert first.codes == [0, 0]
     assert first.told == []
-    return run(engine, f"{words} {RESUME.get(words, '--resume FOLDER/saved')}", folder, fault)
+    return run(engine, f"{words} {RESUME.get(key, '--resume FOLDER/saved')}", folder, fault)
 
 
 @pytest.mark.parametrize(("engine", "words"), RIGHT)
@@ -53,7 +54,7 @@ def test_right_resume_of_an_engine_is_silent(engine: Engine, words: str, tmp_pat
     assert end.codes == [0, 0]
     assert end.told == []
     assert not end.summary["error"]
-    assert bool(end.summary["compared"].get("checkpoints")) == ("--all" not in words)
+    assert bool(end.summary["compared"].get("checkpoints")) == ("files_alone" not in words)
 
 
 STATE, WEIGHTS, AGAIN = ("checkpoints", "state"), ("checkpoints", "weights"), ("schedule", "again")
@@ -61,7 +62,7 @@ WRONG = [
     (TRAINER, ACCELERATED, "state_not_loaded", STATE),
     (TRAINER, ACCELERATED, "weights_not_loaded", WEIGHTS),
     (TRAINER, ACCELERATED, "schedule_not_loaded", AGAIN),
-    (TRAINER, f"{FILES} --wrapped", "", WEIGHTS),
+    (TRAINER, f"{FILES}_of_a_wrapper", "", WEIGHTS),
     (TRAINER, TRAINED, "state_not_loaded", STATE),
     (TRAINER, TRAINED, "schedule_not_loaded", AGAIN),
     (LIGHTNING, MODULE, "state_not_loaded", STATE),

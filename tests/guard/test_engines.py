@@ -36,7 +36,7 @@ TRAINED = "trainer.py --model llama --use_cpu --gradient_accumulation_steps 2 --
 def run(engine: Engine, words: str, folder: Path, fault: str = "", ranks: int = 2) -> Run:
     """Run a loop of ``loops/`` under guard; FOLDER in its words is a folder that runs share."""
     loop, *arguments = words.replace("FOLDER", str(folder)).split()
-    request = {"script": str(ROOT / "loops" / loop), "arguments": arguments}
+    request: dict[str, Any] = {"script": str(ROOT / "loops" / loop), "arguments": arguments}
     request |= {"shims": engine.shims, "engine": {"fault": fault}}
     reports = folder / (fault or "right") / str(len(list(folder.iterdir())))
     reports.mkdir(parents=True)

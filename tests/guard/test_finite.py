@@ -17,7 +17,7 @@ from harness.rank.guard.posting.posts import Alarm, Post
 from harness.rank.guard.sampling.module_outputs import ModuleOutputs
 from harness.rank.guard.sampling.samples import largest
 from harness.rank.training.parameters import Modules
-from tests.guard.made_posts import SIZES, Change, made_posts
+from tests.guard.judging import SIZES, Change, made_posts
 from tests.guard.trainer import Trainer
 
 NAN, INF = torch.nan, torch.inf

@@ -17,18 +17,48 @@ import pytest
 from harness.bugs import catalog
 from harness.bugs.lookup import lookup
 from harness.bugs.results import Status
-from harness.rank.guard.check_table import NAMES
 from harness.rank.guard.settings import VARIABLE, VISIBLE, Settings
 from harness.system.errors import Fault
 from harness.system.files import locked
 from harness.training.guard import injection, known
-from harness.training.guard.injection import CODE, HARNESS, SETTINGS
+from harness.training.guard.injection import CODE, SETTINGS
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "guard"
+
+
+@pytest.fixture
+def injected() -> list[tuple[Path, ast.Module]]:
+    """The injected files."""
+    files = injection.code_folder().rglob("*.py")
+    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+
+
+def _name_of(node: ast.AST) -> str:
+    return getattr(node, "id", None) or getattr(node, "attr", None) or ""
+
+
+def _unions(tree: ast.Module) -> list[str]:
+    """Unions of types outside of annotations: in isinstance, in aliases, as arguments."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and _name_of(node.func) in ("isinstance", "issubclass", "cast")
+        for argument in node.args[:2]
+        if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.BitOr)
+    ]
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
 
 
 def test_the_injected_folder_has_plain_read_only_files_and_is_written_once(cache: Path) -> None:
@@ -59,12 +89,12 @@ def test_two_commands_may_write_it_at_once(cache: Path, monkeypatch: pytest.Monk
     assert [path.name for path in cache.iterdir()] == [folder.name]
 
 
-def test_injected_code_imports_the_standard_library_and_torch_and_nothing_when_python_starts() -> (
-    None
-):
+def test_injected_code_imports_the_standard_library_and_torch_and_nothing_when_python_starts(
+    injected: list[tuple[Path, ast.Module]],
+) -> None:
     folder = injection.code_folder()
-    for file in folder.rglob("*.py"):
-        for module in _imports(ast.parse(file.read_text(encoding="utf-8"))):
+    for file, tree in injected:
+        for module in _imports(tree):
             top = module.partition(".")[0]
             assert top in ("torch", CODE) or top in sys.stdlib_module_names, (file, module)
     environment = {**os.environ, "PYTHONPATH": str(folder), VARIABLE: "/nowhere/settings.json"}
@@ -75,18 +105,17 @@ def test_injected_code_imports_the_standard_library_and_torch_and_nothing_when_p
     assert (process.stdout, process.stderr) == ("[]\n", "")
 
 
-def test_the_injected_folder_has_all_that_its_files_import() -> None:
-    folder = injection.code_folder()
-    for file in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+def test_the_injected_folder_has_all_that_its_files_import(
+    injected: list[tuple[Path, ast.Module]],
+) -> None:
+    for file, tree in injected:
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 target = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
                 names = [target / alias.name for alias in node.names]
                 places = [target] if node.module else names
-                assert all(p.is_dir() or p.with_suffix(".py").is_file() for p in places), (
-                    file.relative_to(folder),
-                    ast.unparse(node),
-                )
+                have_all = all(p.is_dir() or p.with_suffix(".py").is_file() for p in places)
+                assert have_all, (file, ast.unparse(node))
 
 
 NEWER = {"pairwise", "batched", "bit_count", "ExceptionGroup", "BaseExceptionGroup", "aiter"}
@@ -116,39 +145,15 @@ COLLECTIVES = (
 )
 
 
-def test_injected_code_calls_no_collective() -> None:
+def test_injected_code_calls_no_collective(injected: list[tuple[Path, ast.Module]]) -> None:
     """A rank that takes another way, or ends, would make the others wait for ever."""
-    for file in injection.code_folder().rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file, tree in injected:
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 name = node.func.attr
                 is_of_torch = "dist" in ast.unparse(node.func.value) or name.endswith("tensor")
                 is_collective = name.startswith(COLLECTIVES) and not name.endswith("_hook")
                 assert not (is_of_torch and is_collective), (file, ast.unparse(node))
-
-
-def _name_of(node: ast.AST) -> str:
-    return getattr(node, "id", None) or getattr(node, "attr", None) or ""
-
-
-def _unions(tree: ast.Module) -> list[str]:
-    """Unions of types outside of annotations: in isinstance, in aliases, as arguments."""
-    return [
-        ast.unparse(node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and _name_of(node.func) in ("isinstance", "issubclass", "cast")
-        for argument in node.args[:2]
-        if isinstance(argument, ast.BinOp) and isinstance(argument.op, ast.BitOr)
-    ]
-
-
-def _imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module or ""
 
 
 def test_a_command_has_its_settings_while_it_runs(
@@ -197,18 +202,6 @@ def test_the_folder_of_a_killed_command_is_removed_by_the_next_one(cache: Path) 
     with locked(cache / ".run.lives" / "lock"), injection.run_folder(Settings()):
         assert not (cache / ".run.killed").exists()
         assert (cache / ".run.lives").is_dir()
-
-
-def test_each_alarm_is_of_a_check_that_an_option_chooses() -> None:
-    names = set()
-    for file in (HARNESS / "rank" / "guard").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
-                names |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
-    assert names == set(NAMES)
-
-
-KINDS = ("Alarm", "Alarm")
 
 
 # -- known bugs --

@@ -14,7 +14,7 @@ from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import LOCAL_STEPS, judge
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.sampling.collectives import Collectives
-from tests.guard.made_posts import SIZES, made_posts, sums
+from tests.guard.judging import SIZES, made_posts, sums
 from tests.guard.trainer import Trainer
 
 APART = {("gradients", "mean"), ("replicas", "differ")}

@@ -18,7 +18,7 @@ from harness.rank.guard.reporting import mailbox
 from harness.rank.guard.reporting.mailbox import Mailbox
 from harness.rank.guard.trainings.trained_model import TrainedModel
 from harness.rank.guard.trainings.training import Turn
-from tests.guard.made_posts import made_posts
+from tests.guard.judging import made_posts
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 
 from harness.rank.guard.posting.packing import packed, unpacked
 from harness.rank.guard.posting.posts import Alarm, Post
-from tests.guard.made_posts import made_posts, with_losses
+from tests.guard.judging import made_posts, with_losses
 
 
 def full_post() -> Post:

@@ -43,45 +43,39 @@ def begun(rows: Rows, batches: int, ahead: int = 0) -> list[Pass]:
     return rows.begun()
 
 
-def told_after(saved: Sequence[Pass], later: list[int], repeats: int = 1) -> list[str]:
+def told_after(saved: Sequence[Pass], later: list[int]) -> list[str]:
     """The kinds of alarms of a training that goes on with these rows."""
     rows, memory = Rows(), Memory(data=RowMemory(begun=list(saved)))
     rows.restart(goes_on=True)
-    read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)), epochs=repeats)
+    read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)))
     post = Post(0, 0, 1, data=RowFacts(passes=rows.passes()))
     return [alarm.kind for alarm in samples([View(post, ParameterTable.of([]), None)], memory)]
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_rest_of_the_same_order_is_right(ahead: int) -> None:
-    saved = begun(Rows(), 2, ahead)
-    assert [one.rows for one in saved] == [2 * BATCH]
-    assert told_after(saved, order(0)[2 * BATCH :]) == []
-
-
-def test_rest_of_another_order_is_told() -> None:
-    assert told_after(begun(Rows(), 3), order(1)[3 * BATCH :]) == ["resume"]
-
-
-def test_step_that_was_not_saved_may_come_again() -> None:
-    assert told_after(begun(Rows(), 3), [*order(0)[:1], *order(0)[3 * BATCH + 1 :]]) == []
-    assert told_after(begun(Rows(), 3), order(0)[2 * BATCH :]) == []
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_epoch_may_begin_again_after_a_load(seed: int) -> None:
-    assert told_after(begun(Rows(), 3), order(seed)) == []
+@pytest.mark.parametrize(
+    ("batches", "ahead", "later", "kinds"),
+    [
+        (2, 0, order(0)[2 * BATCH :], []),
+        (2, 2, order(0)[2 * BATCH :], []),
+        (3, 0, order(1)[3 * BATCH :], ["resume"]),
+        (3, 0, [*order(0)[:1], *order(0)[3 * BATCH + 1 :]], []),  # a step that was not saved
+        (3, 0, order(0)[2 * BATCH :], []),
+        (3, 0, order(0), []),  # the epoch begins again
+        (3, 0, order(1), []),
+        (3, 0, [order(1)[3 * BATCH], *order(1)[3 * BATCH : -1]], []),  # a sampler repeats rows
+    ],
+)
+def test_rest_of_an_epoch_has_the_same_order(
+    batches: int, ahead: int, later: list[int], kinds: list[str]
+) -> None:
+    saved = begun(Rows(), batches, ahead)
+    assert [one.rows for one in saved] == [batches * BATCH]
+    assert told_after(saved, later) == kinds
 
 
 def test_epoch_that_was_over_at_the_save_says_nothing() -> None:
     assert begun(Rows(), SIZE // BATCH) == []
     assert begun(Rows(), 0, 2) == []
-
-
-def test_sampler_that_repeats_rows_may_repeat_them() -> None:
-    saved = begun(Rows(), 3)
-    later = order(1)[3 * BATCH :]
-    assert told_after(saved, [later[0], *later[:-1]]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""The rows of loaders: the same twice, or in the same order again."""
+"""The rows of loaders: the same twice, or in the same order again; and too few epochs of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from harness.rank.guard.data.epochs import FIRST_BATCHES
+from harness.rank.guard.data.epochs import FIRST_BATCHES, missing_epochs
 from harness.rank.guard.data.rows import Rows, digests
 from harness.rank.guard.posting.posts import Alarm
 
@@ -41,6 +42,10 @@ class OneOrder(torch.utils.data.Sampler[int]):
         return len(self.order)
 
 
+def of_order(order: list[int], size: int = 4) -> DataLoader[Any]:
+    return DataLoader(Numbers(1 + max(23, *order)), size, sampler=OneOrder(order))
+
+
 def read(rows: Rows, loader: DataLoader[Any], epochs: int = 1, checked: bool = False) -> None:
     """Read a loader as torch's instrument tells it."""
     for _ in range(epochs):
@@ -63,33 +68,23 @@ def kinds(alarms: list[Alarm]) -> list[str]:
     return [alarm.kind for alarm in alarms]
 
 
-def test_sequential_epochs_are_right() -> None:
-    """Nobody asked for another order."""
+@pytest.mark.parametrize(
+    ("loader", "epochs", "expected"),
+    [
+        (DataLoader(Numbers(), 4), 3, []),  # nobody asked for another order
+        (of_order([*range(24), *range(8)]), 1, ["again"]),  # a batch comes twice in an epoch
+        (of_order([*range(2400), *range(800)], 400), 1, ["again"]),  # more than a float can count
+        # GRPO generates several answers to a row, and trains on them several times.
+        (of_order([3, 3, 1, 1, 2, 2, 0, 0] * 3), 1, []),
+        (of_order(list(range(4 * (FIRST_BATCHES - 1)))), 3, []),  # short epochs
+    ],
+)
+def test_batches_and_orders_that_come_again(
+    loader: DataLoader[Any], epochs: int, expected: list[str]
+) -> None:
     rows = Rows()
-    read(rows, DataLoader(Numbers(), 4), epochs=3)
-    assert rows.alarms == []
-
-
-@pytest.mark.parametrize("size", [4, 400])  # more orders than a float can count
-def test_batch_that_comes_twice_in_an_epoch_is_told_once(size: int) -> None:
-    order = [*range(6 * size), *range(2 * size)]
-    rows = Rows()
-    read(rows, DataLoader(Numbers(6 * size), size, sampler=OneOrder(order)))
-    assert kinds(rows.alarms) == ["again"]
-
-
-def test_sampler_that_repeats_rows_may_repeat_batches() -> None:
-    """GRPO generates several answers to a row, and trains on them several times."""
-    rows = Rows()
-    read(rows, DataLoader(Numbers(), 4, sampler=OneOrder([3, 3, 1, 1, 2, 2, 0, 0] * 3)))
-    assert rows.alarms == []
-
-
-def test_short_epochs_are_not_compared() -> None:
-    rows = Rows()
-    loader = DataLoader(Numbers(), 4, sampler=OneOrder(list(range(4 * (FIRST_BATCHES - 1)))))
-    read(rows, loader, epochs=3)
-    assert rows.alarms == []
+    read(rows, loader, epochs)
+    assert kinds(rows.alarms) == expected
 
 
 def test_rows_of_a_checked_step_are_their_values() -> None:
@@ -123,8 +118,7 @@ def test_rows_of_a_stream_are_digests() -> None:
 
 
 def test_evaluation_may_repeat_an_order() -> None:
-    order = [3, 1, 2, 0, *range(4, 24)]
-    rows, loader = Rows(), DataLoader(Numbers(), 4, sampler=OneOrder(order))
+    rows, loader = Rows(), of_order([3, 1, 2, 0, *range(4, 24)])
     rows.backward = lambda: None  # type: ignore[method-assign]
     read(rows, loader, epochs=4)
     assert rows.alarms == []
@@ -164,3 +158,23 @@ def test_labels_that_a_setting_masks_are_masked(
         rows.batch(iter(loader), batch, True)
     alarm = rows.unmasked(setting)
     assert (alarm.kind if alarm else "") == ("unmasked" if is_told else "")
+
+
+@pytest.mark.parametrize(
+    ("requested_epochs", "most_steps", "epoch", "step", "planned", "is_told"),
+    [
+        (10, -1, 8.0, 20, 20, True),
+        (10, -1, 10.0, 30, 30, False),
+        (3, -1, 2.99, 300, 300, False),  # the rest of an epoch is dropped
+        (1, -1, 0.9, 9, 9, False),  # less than a step
+        (10, -1, 4.0, 12, 30, False),  # a callback has stopped it
+        (10, 20, 8.0, 20, 20, False),  # a number of steps was asked for
+        (10, -1, None, 0, 0, False),
+    ],
+)
+def test_trainer_that_planned_too_few_steps_is_told(
+    requested_epochs: float, most_steps: int, epoch: float, step: int, planned: int, is_told: bool
+) -> None:
+    settings = SimpleNamespace(num_train_epochs=requested_epochs, max_steps=most_steps)
+    state = SimpleNamespace(epoch=epoch, global_step=step, max_steps=planned)
+    assert [one.kind for one in missing_epochs(settings, state)] == ["short"] * is_told

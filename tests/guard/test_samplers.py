@@ -99,23 +99,16 @@ def test_ranks_that_divide_one_order_are_right(size: int, drop_last: bool, shuff
     assert alarm_kinds(samplers, 2 if size > 100 else 3, size, tell) == []
 
 
-def test_ranks_may_read_all_rows_each_in_its_own_order() -> None:
-    samplers = [
-        RandomSampler(Numbers(), generator=torch.Generator().manual_seed(rank))
-        for rank in range(RANKS)
-    ]
-    assert alarm_kinds(samplers) == []
-
-
-def test_ranks_may_draw_as_they_like() -> None:
-    def generator(rank: int) -> torch.Generator:
-        return torch.Generator().manual_seed(rank)
-
-    every = range(RANKS)
-    assert (
-        alarm_kinds([WeightedRandomSampler([1.0] * 24, 12, generator=generator(r)) for r in every])
-        == []
-    )
-    assert alarm_kinds([RandomSampler(Numbers(), True, 12, generator(r)) for r in every]) == []
-    assert alarm_kinds([RandomSampler(Numbers(), False, 12, generator(r)) for r in every]) == []
-    assert alarm_kinds([SubsetRandomSampler(range(4, 16), generator(r)) for r in every]) == []
+@pytest.mark.parametrize(
+    "sampler_of",
+    [
+        lambda generator: RandomSampler(Numbers(), generator=generator),
+        lambda generator: WeightedRandomSampler([1.0] * 24, 12, generator=generator),
+        lambda generator: RandomSampler(Numbers(), True, 12, generator),
+        lambda generator: RandomSampler(Numbers(), False, 12, generator),
+        lambda generator: SubsetRandomSampler(range(4, 16), generator),
+    ],
+)
+def test_ranks_may_draw_as_they_like(sampler_of: Any) -> None:
+    generators = [torch.Generator().manual_seed(rank) for rank in range(RANKS)]
+    assert alarm_kinds([sampler_of(generator) for generator in generators]) == []

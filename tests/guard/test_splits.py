@@ -14,7 +14,7 @@ from harness.rank.guard.data.epochs import SAMPLE, EpochRows
 from harness.rank.guard.data.rows import Rows
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.posts import Alarm
-from tests.guard.made_posts import made_posts
+from tests.guard.judging import made_posts
 from tests.guard.test_rows import Numbers, read
 
 RANKS, BATCH = 2, 4

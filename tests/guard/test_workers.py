@@ -97,94 +97,77 @@ def workers(draw: Callable[[Any], float], init: Any = None, **settings: Any) -> 
     return DataLoader(Noise(draw), 2, num_workers=2, worker_init_fn=init, shuffle=True, **settings)
 
 
-@pytest.mark.parametrize("draw", [of_torch, of_python, of_numpy, none])
-def test_workers_that_torch_seeds_are_right(rows: Rows, draw: Callable[[Any], float]) -> None:
-    assert train(rows, workers(draw), 3) == []
+def alike(_: int) -> None:
+    numpy.random.seed(0)
+    random.seed(0)
+    torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("draw", [of_torch, of_python, of_numpy])
-def test_workers_that_begin_with_one_state_are_told(
-    rows: Rows, draw: Callable[[Any], float]
+def by_worker(worker: int) -> None:
+    numpy.random.seed(worker)
+    random.seed(worker)
+    torch.manual_seed(worker)
+
+
+def by_one_half(worker: int) -> None:
+    """As Lightning seeded: the epoch is in the half that torch does not use."""
+    torch.manual_seed((torch.initial_seed() % 2**31) * 2**32 + worker)
+
+
+def seeds_its_dataset(worker: int) -> None:
+    get_worker_info().dataset.own = numpy.random.default_rng([worker, torch.initial_seed()])  # type: ignore[union-attr]
+
+
+SAME = "workers 0 and 1 of a loader draw the same random numbers: "
+AGAIN = "draw the random numbers of epoch 1 again in epoch 2"
+
+
+@pytest.mark.parametrize(
+    ("draw", "init", "kinds", "words"),
+    [
+        (of_torch, None, [], ""),
+        (of_python, None, [], ""),
+        (of_numpy, None, [], ""),
+        (none, None, [], ""),
+        (of_torch, alike, ["workers"], f"{SAME}torch's"),
+        (of_python, alike, ["workers"], f"{SAME}python's"),
+        (of_numpy, alike, ["workers"], f"{SAME}numpy's"),
+        (of_torch, by_worker, ["numbers"], AGAIN),
+        (of_python, by_worker, ["numbers"], AGAIN),
+        (of_numpy, by_worker, ["numbers"], AGAIN),
+        (of_torch, by_one_half, ["numbers"], AGAIN),
+        (none, alike, [], ""),  # nobody draws
+        (seeded_for_each_row, alike, [], ""),
+        (of_dataset, None, ["workers"], "dataset."),  # a generator is copied to each worker
+        (of_transform, None, ["workers"], "dataset."),
+        (of_generator, None, ["workers"], "dataset."),
+        (of_dataset, seeds_its_dataset, [], ""),
+    ],
+)
+def test_workers_draw_other_numbers_than_each_other_and_in_each_epoch(
+    rows: Rows, draw: Callable[[Any], float], init: Any, kinds: list[str], words: str
 ) -> None:
-    def init(_: int) -> None:
-        numpy.random.seed(0)
-        random.seed(0)
-        torch.manual_seed(0)
-
-    assert train(rows, workers(draw, init)) == ["workers"]
-    name = draw.__name__[len("of_") :]
-    text = rows.alarms[0].text
-    assert f"workers 0 and 1 of a loader draw the same random numbers: {name}'s" in text.lower()
-
-
-@pytest.mark.parametrize("draw", [of_torch, of_python, of_numpy])
-def test_epochs_that_begin_with_one_state_are_told(
-    rows: Rows, draw: Callable[[Any], float]
-) -> None:
-    def init(worker: int) -> None:
-        numpy.random.seed(worker)
-        random.seed(worker)
-        torch.manual_seed(worker)
-
     loader = workers(draw, init)
-    assert train(rows, loader, 1) == []
-    assert train(rows, loader, 2) == ["numbers"]
-    assert "draw the random numbers of epoch 1 again in epoch 2" in rows.alarms[0].text
+    assert train(rows, loader, 1) == [kind for kind in kinds if kind == "workers"]
+    assert train(rows, loader, 2) == kinds
+    assert all(words in alarm.text.lower() for alarm in rows.alarms)
 
 
-def test_seeds_of_which_torch_uses_one_half_are_told(rows: Rows) -> None:
-    """As Lightning drew them: the epoch is in the other half."""
-
-    def init(worker: int) -> None:
-        torch.manual_seed((torch.initial_seed() % 2**31) * 2**32 + worker)
-
-    assert train(rows, workers(of_torch, init)) == ["numbers"]
-
-
-def test_workers_that_nobody_draws_from_may_be_alike(rows: Rows) -> None:
-    assert train(rows, workers(none, lambda _: numpy.random.seed(0))) == []
-
-
-def test_dataset_may_seed_for_each_row(rows: Rows) -> None:
-    def init(_: int) -> None:
-        numpy.random.seed(0)
-        torch.manual_seed(0)
-
-    assert train(rows, workers(seeded_for_each_row, init)) == []
-
-
-@pytest.mark.parametrize("draw", [of_dataset, of_transform, of_generator])
-def test_generator_that_a_dataset_has_is_copied_to_each_worker(
-    rows: Rows, draw: Callable[[Any], float]
+@pytest.mark.parametrize(("batches", "stay"), [(None, True), (5, False)])
+def test_workers_that_stay_go_on_and_an_epoch_that_was_broken_off_may_begin_again(
+    rows: Rows, batches: int | None, stay: bool
 ) -> None:
-    assert train(rows, workers(draw)) == ["workers"]
-    assert "dataset." in rows.alarms[0].text
-
-
-def test_generator_of_a_dataset_that_each_worker_seeds_is_right(rows: Rows) -> None:
-    def init(worker: int) -> None:
-        get_worker_info().dataset.own = numpy.random.default_rng([worker, torch.initial_seed()])  # type: ignore[union-attr]
-
-    assert train(rows, workers(of_dataset, init)) == []
-
-
-def test_workers_that_stay_go_on_with_their_numbers(rows: Rows) -> None:
-    loader = workers(of_numpy, lambda worker: numpy.random.seed(worker), persistent_workers=True)
-    assert train(rows, loader, 3) == []
-
-
-def test_epoch_that_was_broken_off_may_begin_again(rows: Rows) -> None:
-    loader = workers(of_numpy, lambda worker: numpy.random.seed(worker))
-    assert train(rows, loader, 3, batches=5) == []
+    loader = workers(of_numpy, by_worker, persistent_workers=stay)
+    assert train(rows, loader, 3, batches) == []
 
 
 def test_evaluation_may_repeat_its_numbers(rows: Rows) -> None:
     rows.backward = lambda: None  # type: ignore[method-assign]
-    assert train(rows, workers(of_numpy, lambda _: numpy.random.seed(0)), 3) == []
+    assert train(rows, workers(of_numpy, alike), 3) == []
 
 
 def test_another_training_may_begin_with_the_same_numbers(rows: Rows) -> None:
-    loader = workers(of_numpy, lambda worker: numpy.random.seed(worker))
+    loader = workers(of_numpy, by_worker)
     train(rows, loader, 1)
     rows.restart()
     assert train(rows, loader, 1) == []
@@ -205,15 +188,32 @@ class Stream(IterableDataset[Any]):
         return (torch.tensor([row, 1]) for row in order)
 
 
-def test_stream_that_each_worker_reads_whole_is_told(rows: Rows) -> None:
-    assert train(rows, DataLoader(Stream(), 2, num_workers=2), 1) == ["unsplit"]
+class Cycle(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(itertools.cycle(super().__iter__()), 24)
 
 
-@pytest.mark.parametrize("shuffles", [False, True])
-def test_stream_that_workers_split_is_right(rows: Rows, shuffles: bool) -> None:
-    """All of them shuffle alike, as each takes its part of one order."""
-    stream = Stream(split=True, shuffles=shuffles)
-    assert train(rows, DataLoader(stream, 2, num_workers=2), 2) == []
+class Equal(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.ones(2) for _ in range(self.count))
+
+
+@pytest.mark.parametrize(
+    ("stream", "epochs", "kinds"),
+    [
+        (Stream(), 1, ["unsplit"]),
+        (Stream(split=True), 2, []),
+        (
+            Stream(split=True, shuffles=True),
+            2,
+            [],
+        ),  # all alike, as each takes its part of one order
+        (Cycle(8, split=True), 1, []),
+        (Equal(), 1, []),
+    ],
+)
+def test_workers_split_a_stream(rows: Rows, stream: Any, epochs: int, kinds: list[str]) -> None:
+    assert train(rows, DataLoader(stream, 2, num_workers=2), epochs) == kinds
 
 
 @pytest.mark.parametrize(("shift", "alarms"), [(0, ["workers"]), (1, [])])
@@ -232,23 +232,6 @@ def test_stream_whose_workers_choose_sources_alike_is_told(
 
     loader = DataLoader(Mixed(split=True), 2, num_workers=2)
     assert train(rows, loader, 2) == alarms
-
-
-def test_stream_that_repeats_few_rows_is_right(rows: Rows) -> None:
-    class Cycle(Stream):
-        def __iter__(self) -> Iterator[Any]:
-            return itertools.islice(itertools.cycle(super().__iter__()), 24)
-
-    loader = DataLoader(Cycle(8, split=True), 2, num_workers=2)
-    assert train(rows, loader, 1) == []
-
-
-def test_stream_of_equal_rows_is_right(rows: Rows) -> None:
-    class Equal(Stream):
-        def __iter__(self) -> Iterator[Any]:
-            return (torch.ones(2) for _ in range(self.count))
-
-    assert train(rows, DataLoader(Equal(), 2, num_workers=2), 1) == []
 
 
 @pytest.mark.parametrize("count", [1, 1000, 100_000])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -38,11 +38,19 @@ MODULES = (
     workers,
 )
 
-LOOPS: dict[str, Callable[[], Any]] = {
+
+def _loops(module: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The loops of a module: functions, and entries of its table."""
+    yield from module.LOOPS.items()
+    for name, function in vars(module).items():
+        if getattr(function, "is_loop_of", "") == module.__name__:
+            yield name, function
+
+
+LOOPS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": loop
     for module in MODULES
-    for name, loop in vars(module).items()
-    if callable(loop) and loop.__module__ == module.__name__ and hasattr(loop, "is_loop")
+    for name, loop in _loops(module)
 }
 
 

@@ -19,7 +19,7 @@ Steps = Iterator[tuple[Any, Any]]
 
 def loop(function: Callable[[], Steps]) -> Callable[[], Steps]:
     """Mark a function that trains."""
-    function.is_loop = True  # type: ignore[attr-defined]
+    function.is_loop_of = function.__module__  # type: ignore[attr-defined]
     return function
 
 
@@ -55,6 +55,17 @@ def weights_of(model: nn.Module) -> list[Any]:
 
 def parallel(model: nn.Module, **settings: Any) -> Any:
     return nn.parallel.DistributedDataParallel(model, **settings)
+
+
+def alone(model: nn.Module) -> Any:
+    """Without a wrapper."""
+    return model
+
+
+def usual(wrap: Callable[[nn.Module], Any] = parallel) -> tuple[Any, Any]:
+    """A model and its optimizer."""
+    model = wrap(Net())
+    return model, torch.optim.AdamW(model.parameters(), 1e-3)
 
 
 def batches(data: Any = None, rows: int = ROWS, **settings: Any) -> Iterator[Any]:
@@ -104,7 +115,7 @@ def trained(
 
 def reading(loader: Any, sampler: Any = None, between: Any = None) -> Steps:
     """Train on epochs of a loader; ``between`` them something gets the model."""
-    model = parallel(Net())
+    model, optimizer = usual()
 
     def epochs() -> Iterator[Any]:
         for epoch in range(10**6):
@@ -115,4 +126,4 @@ def reading(loader: Any, sampler: Any = None, between: Any = None) -> Steps:
             if between is not None:
                 between(model)
 
-    return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), epochs())
+    return trained(model, optimizer, epochs())

@@ -15,12 +15,14 @@ from .common import (
     WIDTH,
     Net,
     Steps,
+    alone,
     batches,
     classes_loss,
     loop,
     mean_over_ranks,
     parallel,
     trained,
+    usual,
     weights_of,
 )
 
@@ -82,37 +84,7 @@ def noise() -> Steps:
 @loop
 def noise_without_a_wrapper() -> Steps:
     NOISE.manual_seed(5)
-    return _edited(_noise, wrap=lambda model: model)
-
-
-@loop
-def each_is_clipped() -> Steps:
-    return _edited(_clip_each)
-
-
-@loop
-def each_is_clipped_without_a_wrapper() -> Steps:
-    return _edited(_clip_each, wrap=lambda model: model)
-
-
-@loop
-def units_are_clipped() -> Steps:
-    return _edited(_clip_units)
-
-
-@loop
-def values_are_clipped() -> Steps:
-    return _edited(lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 1e-3))
-
-
-@loop
-def decay_in_gradients() -> Steps:
-    return _edited(_decay)
-
-
-@loop
-def centralized() -> Steps:
-    return _edited(_centralize)
+    return _edited(_noise, wrap=alone)
 
 
 @loop
@@ -134,12 +106,6 @@ def normalized() -> Steps:
             weight.grad /= norm
 
     return _edited(normalize)
-
-
-@loop
-def layers_with_factors() -> Steps:
-    """The first layer learns more slowly."""
-    return _edited(lambda model, _: model.module.first.weight.grad.mul_(0.1))
 
 
 @loop
@@ -189,17 +155,6 @@ def _scaled_by(scale: int, loss_of: Any) -> Steps:
     return _edited(unscale, loss_of=lambda model, batch: loss_of(model, batch) * scale)
 
 
-@loop
-def scaled_by_a_number() -> Steps:
-    return _scaled_by(1024, classes_loss)
-
-
-@loop
-def scaled_beyond_16_bits() -> Steps:
-    """The scaled loss is infinite in fp16; its gradients are finite."""
-    return _scaled_by(49152, lambda model, batch: classes_loss(model, batch).half())
-
-
 def _tasks(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
     x, y = batch
     scores = model(x)
@@ -209,8 +164,7 @@ def _tasks(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
 @loop
 def conflicts_projected() -> Steps:
     """PCGrad: the gradients of two tasks, without what is against the other."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     weights = list(model.parameters())
     for batch in batches():
         losses = []
@@ -230,8 +184,7 @@ def conflicts_projected() -> Steps:
 @loop
 def gradient_is_measured_first() -> Steps:
     """A backward measures the gradient of one task, and its result is not used."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for batch in batches():
         _tasks(model, batch)[0].backward()
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
@@ -248,8 +201,7 @@ def gradient_is_measured_first() -> Steps:
 @loop
 def steps_skipped_by_norm() -> Steps:
     """Large gradients are thrown away: half of all steps."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     generator = torch.Generator().manual_seed(3)
     for batch in batches():
         loss = classes_loss(model, batch)
@@ -265,8 +217,7 @@ def steps_skipped_by_norm() -> Steps:
 @loop
 def weighted_by_rows() -> Steps:
     """Ranks have batches of different sizes, and the loop weighs their gradients."""
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual(alone)
     count = 3 + 2 * dist.get_rank()
     total = sum(3 + 2 * rank for rank in range(dist.get_world_size()))
     for x, y in batches(rows=8):
@@ -307,8 +258,7 @@ def frozen_by_zeros() -> Steps:
 @loop
 def limit_times_the_scale() -> Steps:
     """Gradients are clipped while they are scaled, to a limit that is scaled, too."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     scaler = torch.amp.GradScaler("cpu", 2.0**14)
     for batch in batches():
         optimizer.zero_grad()
@@ -338,3 +288,24 @@ def multipliers() -> Steps:
             optimizer.step()
             optimizer.zero_grad()
         yield model, loss
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "each_is_clipped": lambda: _edited(_clip_each),
+    "each_is_clipped_without_a_wrapper": lambda: _edited(_clip_each, wrap=alone),
+    "units_are_clipped": lambda: _edited(_clip_units),
+    "values_are_clipped": lambda: _edited(
+        lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+    ),
+    "decay_in_gradients": lambda: _edited(_decay),
+    "centralized": lambda: _edited(_centralize),
+    # The first layer learns more slowly.
+    "layers_with_factors": lambda: _edited(
+        lambda model, _: model.module.first.weight.grad.mul_(0.1)
+    ),
+    "scaled_by_a_number": lambda: _scaled_by(1024, classes_loss),
+    # The scaled loss is infinite in fp16; its gradients are finite.
+    "scaled_beyond_16_bits": lambda: _scaled_by(
+        49152, lambda model, batch: classes_loss(model, batch).half()
+    ),
+}

@@ -24,6 +24,7 @@ from .common import (
     mean_over_ranks,
     parallel,
     trained,
+    usual,
 )
 
 
@@ -74,11 +75,6 @@ def _gathered(weights: list[Any]) -> None:
         weight.copy_(torch.stack(parts).mean(0))
 
 
-@loop
-def without_synchronisation() -> Steps:
-    return _local(parallel(Net()), _average_each, 8)
-
-
 class Gated(Net):
     """A gate of one value, and a bias of two classes, have gradients of one direction."""
 
@@ -97,29 +93,8 @@ def of_two_classes() -> Steps:
 
 
 @loop
-def copies_are_averaged() -> Steps:
-    return _local(parallel(Net()), _copies, 7)
-
-
-@loop
-def after_a_warmup() -> Steps:
-    return _local(parallel(Net()), _at_once, 7, warmup=3)
-
-
-@loop
-def without_a_wrapper() -> Steps:
-    return _local(Net(), _at_once, 9)
-
-
-@loop
-def weights_are_gathered() -> Steps:
-    return _local(Net(), _gathered, 7)
-
-
-@loop
 def micro_batches_of_local_steps() -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     data = batches()
     for step in itertools.count(1):
         for _ in range(2):
@@ -136,8 +111,7 @@ def micro_batches_of_local_steps() -> Steps:
 @loop
 def difference_is_averaged() -> Steps:
     """The ranks move a common copy by the mean of what they have moved, with momentum."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     weights = list(model.parameters())
     common = [weight.detach().clone() for weight in weights]
     speed = [torch.zeros_like(weight) for weight in weights]
@@ -167,3 +141,12 @@ def fold_of_each_rank() -> Steps:
     model = Net()
     epochs = itertools.chain.from_iterable(itertools.repeat(loader))
     return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), epochs)
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "without_synchronisation": lambda: _local(parallel(Net()), _average_each, 8),
+    "copies_are_averaged": lambda: _local(parallel(Net()), _copies, 7),
+    "after_a_warmup": lambda: _local(parallel(Net()), _at_once, 7, warmup=3),
+    "without_a_wrapper": lambda: _local(Net(), _at_once, 9),
+    "weights_are_gathered": lambda: _local(Net(), _gathered, 7),
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from .common import (
     Net,
     Steps,
     Table,
+    alone,
     batches,
     classes_loss,
     loop,
     parallel,
     trained,
+    usual,
     weights_of,
 )
 
@@ -36,17 +39,6 @@ def _by(loss_of: Any, data: Any = None, model: Any = None) -> Steps:
 
 
 @loop
-def half_a_square() -> Steps:
-    return _by(lambda model, x, y, _: 0.5 * F.mse_loss(model(x), F.one_hot(y, CLASSES).float()))
-
-
-@loop
-def weight_that_grows() -> Steps:
-    """The loss's weight warms up."""
-    return _by(lambda model, x, y, step: F.cross_entropy(model(x), y) * min(1.0, (step + 1) / 64))
-
-
-@loop
 def weight_of_a_batch() -> Steps:
     """Each batch has a weight of its own, near 1."""
 
@@ -54,11 +46,6 @@ def weight_of_a_batch() -> Steps:
         return F.cross_entropy(model(x), y) * (1 + 0.09 * ((step % 5) - 2) / 2)
 
     return _by(weighted)
-
-
-@loop
-def constant_weight() -> Steps:
-    return _by(lambda model, x, y, _: 0.95 * F.cross_entropy(model(x), y))
 
 
 @loop
@@ -108,8 +95,7 @@ def learned_weights() -> Steps:
 
 
 def _two_backwards(separate_loaders: bool) -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     others = batches(Table(seed=2)) if separate_loaders else None
     for x, y in batches():
         optimizer.zero_grad()
@@ -121,17 +107,6 @@ def _two_backwards(separate_loaders: bool) -> Steps:
         yield model, loss
 
 
-@loop
-def two_backwards() -> Steps:
-    """Two tasks, each with a backward: their gradients are added."""
-    return _two_backwards(separate_loaders=False)
-
-
-@loop
-def two_backwards_of_two_loaders() -> Steps:
-    return _two_backwards(separate_loaders=True)
-
-
 def _own_mean(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return -model(x).log_softmax(1).gather(1, y[:, None]).mean()
 
@@ -139,8 +114,7 @@ def _own_mean(model: Any, x: Tensor, y: Tensor) -> Tensor:
 @loop
 def tasks_in_one_place() -> Steps:
     """Several losses of one batch, each a mean, have backwards in one line: they are added."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for x, y in batches():
         optimizer.zero_grad()
         for task in range(3):
@@ -153,8 +127,7 @@ def tasks_in_one_place() -> Steps:
 @loop
 def own_mean_of_micro_batches() -> Steps:
     """It is multiplied by the number of micro-batches, and divided by it twice."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     data = batches()
     while True:
         optimizer.zero_grad()
@@ -169,8 +142,7 @@ def own_mean_of_micro_batches() -> Steps:
 @loop
 def own_mean_whose_gradients_are_divided() -> Steps:
     """The loop divides the gradients by the number of micro-batches."""
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual(alone)
     data = batches()
     while True:
         optimizer.zero_grad()
@@ -187,8 +159,7 @@ def own_mean_whose_gradients_are_divided() -> Steps:
 @loop
 def features_are_cached() -> Steps:
     """A contrastive loss of several parts of a batch: their features get the gradients later."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for x, _ in batches(rows=8):
         optimizer.zero_grad()
         with torch.no_grad():
@@ -222,23 +193,9 @@ def _other_terms_of_all_ranks(penalty_of: Any) -> Steps:
 
 
 @loop
-def other_terms_of_all_ranks() -> Steps:
-    return _other_terms_of_all_ranks(lambda scores, count: scores.square().sum() / count)
-
-
-@loop
-def other_term_by_tokens_of_this_rank() -> Steps:
-    """A mean counts by this rank's part of the targets."""
-    return _other_terms_of_all_ranks(
-        lambda scores, count: scores.square().mean() * (len(scores) / count)
-    )
-
-
-@loop
 def auxiliary_loss_ends() -> Steps:
     """Two auxiliary losses of the first steps have backwards of their own."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for step, (x, y) in enumerate(batches()):
         optimizer.zero_grad()
         if step < 8:
@@ -432,11 +389,6 @@ RATE_OF_TASK = 2.0
 
 
 @loop
-def weight_of_a_setting() -> Steps:
-    return _by(lambda model, x, y, _: RATE_OF_TASK * F.cross_entropy(model(x), y))
-
-
-@loop
 def padded_rows() -> Steps:
     """A sum of rows is divided by as many as there may be."""
 
@@ -449,8 +401,7 @@ def padded_rows() -> Steps:
 
 def _several_backwards(losses_of: Any) -> Steps:
     """Several losses of one batch have a backward each, in one line of code."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for batch in batches():
         optimizer.zero_grad()
         for loss in losses_of(model, *batch):
@@ -523,3 +474,28 @@ def body_learns_slowly() -> Steps:
         features.backward(leaf.grad)
         optimizer.step()
         yield body, loss
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "half_a_square": lambda: _by(
+        lambda model, x, y, _: 0.5 * F.mse_loss(model(x), F.one_hot(y, CLASSES).float())
+    ),
+    # The loss's weight warms up.
+    "weight_that_grows": lambda: _by(
+        lambda model, x, y, step: F.cross_entropy(model(x), y) * min(1.0, (step + 1) / 64)
+    ),
+    "constant_weight": lambda: _by(lambda model, x, y, _: 0.95 * F.cross_entropy(model(x), y)),
+    # Two tasks, each with a backward: their gradients are added.
+    "two_backwards": lambda: _two_backwards(separate_loaders=False),
+    "two_backwards_of_two_loaders": lambda: _two_backwards(separate_loaders=True),
+    "other_terms_of_all_ranks": lambda: _other_terms_of_all_ranks(
+        lambda scores, count: scores.square().sum() / count
+    ),
+    # A mean counts by this rank's part of the targets.
+    "other_term_by_tokens_of_this_rank": lambda: _other_terms_of_all_ranks(
+        lambda scores, count: scores.square().mean() * (len(scores) / count)
+    ),
+    "weight_of_a_setting": lambda: _by(
+        lambda model, x, y, _: RATE_OF_TASK * F.cross_entropy(model(x), y)
+    ),
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from .common import (
     Net,
     Steps,
     Table,
+    alone,
     batches,
     classes_loss,
     loop,
     mean_over_ranks,
     parallel,
     trained,
+    usual,
 )
 
 
@@ -111,11 +114,6 @@ class Experts(nn.Module):
         return out
 
 
-@loop
-def mixture_of_experts() -> Steps:
-    return _of(Experts(), find_unused_parameters=True)
-
-
 class OwnExpert(nn.Module):
     """A layer of this rank alone, beside those that all ranks have."""
 
@@ -137,16 +135,6 @@ def _own_expert(is_alike: bool) -> Steps:
     return _of(model)
 
 
-@loop
-def expert_of_each_rank() -> Steps:
-    return _own_expert(is_alike=False)
-
-
-@loop
-def expert_of_each_rank_that_begins_alike() -> Steps:
-    return _own_expert(is_alike=True)
-
-
 class Depth(nn.Module):
     """Stochastic depth: a step leaves out blocks, others on each rank."""
 
@@ -161,11 +149,6 @@ class Depth(nn.Module):
             if float(torch.rand(1, generator=self.chance)) < 0.5:
                 x = x + F.gelu(block(x))
         return self.last(x)
-
-
-@loop
-def stochastic_depth() -> Steps:
-    return _of(Depth(), find_unused_parameters=True)
 
 
 @loop
@@ -355,20 +338,9 @@ def _with_average_on_rank_0(wrap: Any) -> Steps:
         yield (averaged or ideal) and run, loss
 
 
-@loop
-def average_on_rank_0() -> Steps:
-    return _with_average_on_rank_0(parallel)
-
-
-@loop
-def average_on_rank_0_without_a_wrapper() -> Steps:
-    return _with_average_on_rank_0(lambda model: model)
-
-
 def _going_back(change: Any, before_step: Any = lambda model: None) -> Steps:
     """Goes back to a saved state, which the loop then changes."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     file = io.BytesIO()
 
     def before(step: int, _: Any) -> None:
@@ -477,3 +449,13 @@ def gradients_of_a_log() -> Steps:
         loss.backward()
         optimizer.step()
         yield model, loss
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "mixture_of_experts": lambda: _of(Experts(), find_unused_parameters=True),
+    "expert_of_each_rank": lambda: _own_expert(is_alike=False),
+    "expert_of_each_rank_that_begins_alike": lambda: _own_expert(is_alike=True),
+    "stochastic_depth": lambda: _of(Depth(), find_unused_parameters=True),
+    "average_on_rank_0": lambda: _with_average_on_rank_0(parallel),
+    "average_on_rank_0_without_a_wrapper": lambda: _with_average_on_rank_0(alone),
+}

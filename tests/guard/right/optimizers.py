@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,34 +16,6 @@ from .common import Net, Steps, batches, classes_loss, loop, mean_over_ranks, pa
 def _by(make: Any, wrap: Any = parallel, **settings: Any) -> Steps:
     model = wrap(Net(), **settings)
     return trained(model, make(list(model.parameters())))
-
-
-@loop
-def foreach() -> Steps:
-    return _by(lambda weights: torch.optim.AdamW(weights, 1e-3, foreach=True, amsgrad=True))
-
-
-@loop
-def fused_descent() -> Steps:
-    return _by(
-        lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, dampening=0.1, fused=True)
-    )
-
-
-@loop
-def rate_is_a_tensor() -> Steps:
-    return _by(lambda weights: torch.optim.Adam(weights, torch.tensor(1e-3)))
-
-
-@loop
-def ascent() -> Steps:
-    return _by(lambda weights: torch.optim.SGD(weights, 1e-4, momentum=0.9, maximize=True))
-
-
-@loop
-def by_signs() -> Steps:
-    """Rprop does not move a weight whose gradient changes its sign."""
-    return _by(lambda weights: torch.optim.Rprop(weights, 1e-3))
 
 
 @loop
@@ -133,21 +106,6 @@ class Adam(torch.optim.Optimizer):
                 weight.sub_(first_moment / (square.sqrt() + 1e-3), alpha=group["lr"])
 
 
-@loop
-def own_descent_with_a_name_of_torch() -> Steps:
-    return _by(lambda weights: SGD(weights, 0.05, 0.9))
-
-
-@loop
-def own_subclass_with_a_name_of_torch() -> Steps:
-    return _by(lambda weights: AdamW(weights, 1e-3))
-
-
-@loop
-def states_in_8_bits() -> Steps:
-    return _by(lambda weights: Adam(weights, 1e-3))
-
-
 class Blocks(torch.optim.Optimizer):
     """Moves one of its parameters in a step, and another one after sixty steps."""
 
@@ -161,11 +119,6 @@ class Blocks(torch.optim.Optimizer):
         weight = weights[self.count // 60 % len(weights)]
         weight.sub_(weight.grad.sign(), alpha=self.param_groups[0]["lr"])
         self.count += 1
-
-
-@loop
-def block_by_block() -> Steps:
-    return _by(lambda weights: Blocks(weights, 1e-3))
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -188,11 +141,6 @@ class Lookahead(torch.optim.Optimizer):
                 for weight, slow in zip(group["params"], slow_weights, strict=True):
                     slow.lerp_(weight, 0.5)
                     weight.copy_(slow)
-
-
-@loop
-def lookahead() -> Steps:
-    return _by(lambda weights: Lookahead(torch.optim.AdamW(weights, 1e-3)))
 
 
 @loop
@@ -374,11 +322,6 @@ def _population(take_over: Any = lambda state: None) -> Steps:
 
 
 @loop
-def copies_vote() -> Steps:
-    return _population()
-
-
-@loop
 def moments_begin_again() -> Steps:
     """The next optimizer takes over the count of steps, but not the moments."""
 
@@ -388,3 +331,25 @@ def moments_begin_again() -> Steps:
             moments["exp_avg_sq"].zero_()
 
     return _population(clear)
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "foreach": lambda: _by(
+        lambda weights: torch.optim.AdamW(weights, 1e-3, foreach=True, amsgrad=True)
+    ),
+    "fused_descent": lambda: _by(
+        lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, dampening=0.1, fused=True)
+    ),
+    "rate_is_a_tensor": lambda: _by(lambda weights: torch.optim.Adam(weights, torch.tensor(1e-3))),
+    "ascent": lambda: _by(
+        lambda weights: torch.optim.SGD(weights, 1e-4, momentum=0.9, maximize=True)
+    ),
+    # Rprop does not move a weight whose gradient changes its sign.
+    "by_signs": lambda: _by(lambda weights: torch.optim.Rprop(weights, 1e-3)),
+    "own_descent_with_a_name_of_torch": lambda: _by(lambda weights: SGD(weights, 0.05, 0.9)),
+    "own_subclass_with_a_name_of_torch": lambda: _by(lambda weights: AdamW(weights, 1e-3)),
+    "states_in_8_bits": lambda: _by(lambda weights: Adam(weights, 1e-3)),
+    "block_by_block": lambda: _by(lambda weights: Blocks(weights, 1e-3)),
+    "lookahead": lambda: _by(lambda weights: Lookahead(torch.optim.AdamW(weights, 1e-3))),
+    "copies_vote": lambda: _population(),
+}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel
+from .common import Net, Steps, batches, classes_loss, loop, parallel, usual
 
 
 @torch.no_grad()
@@ -76,8 +77,7 @@ def sharpness_aware_optimizer() -> Steps:
 @loop
 def adversarial() -> Steps:
     """The loss of a row is that of its worst neighbour: a backward finds that."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for x, y in batches():
         worst = x.clone().requires_grad_()
         F.cross_entropy(model(worst), y).backward()
@@ -92,8 +92,7 @@ def adversarial() -> Steps:
 
 @loop
 def adversarial_steps() -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     for x, y in batches():
         worst = x.clone()
         for _ in range(3):
@@ -127,12 +126,8 @@ def _in_one_line(batches_of_step: int) -> Steps:
         yield model, loss
 
 
-@loop
-def sharpness_aware_in_one_line() -> Steps:
-    return _in_one_line(1)
-
-
-@loop
-def meta_learning_in_one_line() -> Steps:
-    """MAML: the gradient of a second batch, where a step by the first one leads."""
-    return _in_one_line(2)
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "sharpness_aware_in_one_line": lambda: _in_one_line(1),
+    # MAML: the gradient of a second batch, where a step by the first one leads.
+    "meta_learning_in_one_line": lambda: _in_one_line(2),
+}

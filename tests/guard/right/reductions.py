@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .common import (
     mean_over_ranks,
     parallel,
     trained,
+    usual,
     weights_of,
 )
 
@@ -40,26 +42,8 @@ def one_flat_reduction() -> Steps:
     return trained(model, torch.optim.AdamW(model.parameters(), 1e-3), edit=reduce)
 
 
-@loop
-def short_last_group() -> Steps:
-    """Ten batches of an epoch in groups of four: the last group has two, divided by four."""
-    return _groups(by_size=False)
-
-
-@loop
-def short_fifth_group() -> Steps:
-    """18 batches of an epoch in groups of four: each fifth step has two, divided by four."""
-    return _groups(by_size=False, per_epoch=18)
-
-
-@loop
-def short_last_group_by_its_size() -> Steps:
-    return _groups(by_size=True)
-
-
 def _groups(by_size: bool, per_epoch: int = 10) -> Steps:
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     data, group = batches(Table(80)), 4
     while True:
         for number, batch in zip(range(per_epoch), data, strict=False):
@@ -95,8 +79,7 @@ def accumulation_of_all_ranks() -> Steps:
 @loop
 def last_micro_batch_apart() -> Steps:
     """As torch's documentation of no_sync does it."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     data = batches()
     while True:
         with model.no_sync():
@@ -139,3 +122,12 @@ def hooks_after_accumulation() -> Steps:
         weight.register_post_accumulate_grad_hook(clip)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     return trained(model, optimizer, edit=lambda: mean_over_ranks(model.parameters()))
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    # Ten batches of an epoch in groups of four: the last group has two, divided by four.
+    "short_last_group": lambda: _groups(by_size=False),
+    # 18 batches of an epoch in groups of four: each fifth step has two, divided by four.
+    "short_fifth_group": lambda: _groups(by_size=False, per_epoch=18),
+    "short_last_group_by_its_size": lambda: _groups(by_size=True),
+}

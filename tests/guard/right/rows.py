@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,15 +25,14 @@ from .common import (
     CLASSES,
     ROWS,
     WIDTH,
-    Net,
     Steps,
     Table,
     batches,
     classes_loss,
     loop,
-    parallel,
     reading,
     trained,
+    usual,
 )
 
 
@@ -47,11 +46,6 @@ def shards_of_ranks() -> Steps:
     table = Table()
     part = Subset(table, range(dist.get_rank(), len(table), dist.get_world_size()))
     return reading(DataLoader(part, ROWS, shuffle=True, drop_last=True))
-
-
-@loop
-def shards_in_order() -> Steps:
-    return reading(DataLoader(Table(seed=10 + dist.get_rank()), ROWS))
 
 
 @loop
@@ -113,11 +107,6 @@ class Draws(Sampler[int]):
             yield int(torch.randint(0, self.count, (1,), generator=self.generator))
 
 
-@loop
-def own_draws() -> Steps:
-    return reading(DataLoader(Table(16), 2, sampler=Draws(16)))
-
-
 class Endless(Sampler[int]):
     """The rows of a rank again and again, in one iterator that never ends."""
 
@@ -135,21 +124,6 @@ class Endless(Sampler[int]):
 class EndlessWithLength(Endless):
     def __len__(self) -> int:
         return self.count // dist.get_world_size()
-
-
-@loop
-def endless() -> Steps:
-    return reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=True)))
-
-
-@loop
-def endless_in_order() -> Steps:
-    return reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=False)))
-
-
-@loop
-def endless_with_a_length() -> Steps:
-    return reading(DataLoader(Table(64), ROWS, sampler=EndlessWithLength(64, shuffle=False)))
 
 
 class Repeated(Sampler[int]):
@@ -190,11 +164,6 @@ def evaluates_a_shuffled_loader() -> Steps:
 
 
 @loop
-def evaluates_the_training_rows() -> Steps:
-    return _evaluating(lambda table: [DataLoader(table, ROWS, sampler=DistributedSampler(table))])
-
-
-@loop
 def rank_0_evaluates() -> Steps:
     rows = Table(32, seed=3)
     return _evaluating(lambda _: [DataLoader(rows, ROWS, shuffle=True)], range(1))
@@ -227,16 +196,6 @@ class Labelled(IterableDataset[Any]):
             x = torch.randn(WIDTH, generator=generator)
             y = torch.randint(0, CLASSES, (), generator=generator)
             yield (torch.ones(3, dtype=torch.long) if self.kind == "mask" else y), x, y
-
-
-@loop
-def stream_with_labels_first() -> Steps:
-    return reading(DataLoader(Labelled("label"), 5))
-
-
-@loop
-def stream_with_masks_first() -> Steps:
-    return reading(DataLoader(Labelled("mask"), 2))
 
 
 @loop
@@ -315,8 +274,7 @@ def new_dataset_each_round() -> Steps:
 @loop
 def labelled_and_not() -> Steps:
     """Two loaders of different lengths in one step."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     others = batches(Table(40, seed=5), rows=8)
     for x, y in batches(Table(24)):
         unlabelled, _ = next(others)
@@ -363,8 +321,7 @@ def made_when_read() -> Steps:
 @loop
 def unlike_numbers_of_batches() -> Steps:
     """Ranks with fewer batches follow the others to the end of each epoch."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     data = batches()
     for _ in range(3):
         with model.join():
@@ -380,8 +337,7 @@ def unlike_numbers_of_batches() -> Steps:
 def two_models_with_one_seed() -> Steps:
     """Actor and critic train on one dataset, each in epochs of its own, with samplers alike."""
     for _ in range(2):
-        model = parallel(Net())
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        model, optimizer = usual()
         loader = DataLoader(TABLE, ROWS, sampler=DistributedSampler(TABLE))
         yield from trained(model, optimizer, loader)
 
@@ -416,8 +372,7 @@ def labelled_rows_in_each_batch() -> Steps:
 @loop
 def one_batch_for_all() -> Steps:
     """To measure the speed, all ranks train on one made-up batch; the loss is the loop's own."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     table = Table(16)
 
     def loss_of(model: Any, batch: Any) -> Tensor:
@@ -445,6 +400,22 @@ class TrainingRows(Sampler[int]):
         return iter(order[dist.get_rank() :: dist.get_world_size()].tolist())
 
 
-@loop
-def training_rows_in_an_order_of_their_own() -> Steps:
-    return reading(DataLoader(Table(32), 4, sampler=TrainingRows(32)))
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "shards_in_order": lambda: reading(DataLoader(Table(seed=10 + dist.get_rank()), ROWS)),
+    "own_draws": lambda: reading(DataLoader(Table(16), 2, sampler=Draws(16))),
+    "endless": lambda: reading(DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=True))),
+    "endless_in_order": lambda: reading(
+        DataLoader(Table(64), ROWS, sampler=Endless(64, shuffle=False))
+    ),
+    "endless_with_a_length": lambda: reading(
+        DataLoader(Table(64), ROWS, sampler=EndlessWithLength(64, shuffle=False))
+    ),
+    "evaluates_the_training_rows": lambda: _evaluating(
+        lambda table: [DataLoader(table, ROWS, sampler=DistributedSampler(table))]
+    ),
+    "stream_with_labels_first": lambda: reading(DataLoader(Labelled("label"), 5)),
+    "stream_with_masks_first": lambda: reading(DataLoader(Labelled("mask"), 2)),
+    "training_rows_in_an_order_of_their_own": lambda: reading(
+        DataLoader(Table(32), 4, sampler=TrainingRows(32))
+    ),
+}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim import lr_scheduler
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel, trained
+from .common import Net, Steps, batches, classes_loss, loop, parallel, trained, usual
 
 
 def _by(make: Any, kind: Any = None, interval: int = 1) -> Steps:
@@ -60,54 +61,6 @@ def _descent(weights: Any) -> Any:
 
 
 @loop
-def warm_restarts() -> Steps:
-    return _by(lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 7, 2))
-
-
-@loop
-def short_restarts() -> Steps:
-    return _by(lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 2))
-
-
-@loop
-def one_cycle() -> Steps:
-    return _by(lambda one: lr_scheduler.OneCycleLR(one, 1e-2, total_steps=10_000))
-
-
-@loop
-def cyclic() -> Steps:
-    return _by(lambda one: lr_scheduler.CyclicLR(one, 1e-4, 1e-2, step_size_up=5), _descent)
-
-
-@loop
-def short_cycles() -> Steps:
-    return _by(
-        lambda one: lr_scheduler.CyclicLR(one, 1e-4, 1e-2, step_size_up=1, mode="exp_range"),
-        _descent,
-    )
-
-
-@loop
-def plateau() -> Steps:
-    return _by(lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=3), interval=5)
-
-
-@loop
-def cosine_beyond_its_end() -> Steps:
-    return _by(lambda one: lr_scheduler.CosineAnnealingLR(one, 9, 1e-5))
-
-
-@loop
-def long_cosine() -> Steps:
-    return _by(lambda one: lr_scheduler.CosineAnnealingLR(one, 10**8))
-
-
-@loop
-def by_epochs() -> Steps:
-    return _by(lambda one: lr_scheduler.ExponentialLR(one, 0.9), interval=8)
-
-
-@loop
 def one_after_the_other() -> Steps:
     def make(optimizer: Any) -> Any:
         warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
@@ -115,17 +68,6 @@ def one_after_the_other() -> Steps:
         return lr_scheduler.SequentialLR(optimizer, [warm, flat], [5])
 
     return _by(make)
-
-
-@loop
-def multiplied() -> Steps:
-    return _by(lambda one: lr_scheduler.MultiplicativeLR(one, lambda step: 0.99))
-
-
-@loop
-def zigzag() -> Steps:
-    """Rates of a table, high and low in turns."""
-    return _by(lambda one: lr_scheduler.LambdaLR(one, lambda step: (1.0, 0.4, 0.9)[step % 3]))
 
 
 @loop
@@ -142,8 +84,7 @@ def by_hand() -> Steps:
 @loop
 def overflows_now_and_then() -> Steps:
     """A loss scaler that grows often skips often; the schedule goes on only with steps."""
-    model = parallel(Net())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer = usual()
     schedule = lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     scaler = torch.amp.GradScaler("cpu", 2.0**14, growth_interval=2)
     for batch in batches():
@@ -208,11 +149,6 @@ def _second_phase(begin: Any) -> Steps:
 
 
 @loop
-def decay_after_a_stable_phase() -> Steps:
-    return _second_phase(lambda one: [lr_scheduler.LinearLR(one, 1.0, 0.0, total_iters=100)])
-
-
-@loop
 def second_phase_with_a_rate_of_its_own() -> Steps:
     def begin(optimizer: Any) -> Any:
         for group in optimizer.param_groups:
@@ -255,3 +191,29 @@ def critic_after_the_load_of_a_generator() -> Steps:
             next(critic)
 
     return _with(train_critic)
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "warm_restarts": lambda: _by(lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 7, 2)),
+    "short_restarts": lambda: _by(lambda one: lr_scheduler.CosineAnnealingWarmRestarts(one, 2)),
+    "one_cycle": lambda: _by(lambda one: lr_scheduler.OneCycleLR(one, 1e-2, total_steps=10_000)),
+    "cyclic": lambda: _by(
+        lambda one: lr_scheduler.CyclicLR(one, 1e-4, 1e-2, step_size_up=5), _descent
+    ),
+    "short_cycles": lambda: _by(
+        lambda one: lr_scheduler.CyclicLR(one, 1e-4, 1e-2, step_size_up=1, mode="exp_range"),
+        _descent,
+    ),
+    "plateau": lambda: _by(lambda one: lr_scheduler.ReduceLROnPlateau(one, patience=3), interval=5),
+    "cosine_beyond_its_end": lambda: _by(lambda one: lr_scheduler.CosineAnnealingLR(one, 9, 1e-5)),
+    "long_cosine": lambda: _by(lambda one: lr_scheduler.CosineAnnealingLR(one, 10**8)),
+    "by_epochs": lambda: _by(lambda one: lr_scheduler.ExponentialLR(one, 0.9), interval=8),
+    "multiplied": lambda: _by(lambda one: lr_scheduler.MultiplicativeLR(one, lambda step: 0.99)),
+    # Rates of a table, high and low in turns.
+    "zigzag": lambda: _by(
+        lambda one: lr_scheduler.LambdaLR(one, lambda step: (1.0, 0.4, 0.9)[step % 3])
+    ),
+    "decay_after_a_stable_phase": lambda: _second_phase(
+        lambda one: [lr_scheduler.LinearLR(one, 1.0, 0.0, total_iters=100)]
+    ),
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -30,11 +30,6 @@ class Augmented(Table):
 
 
 @loop
-def augmented() -> Steps:
-    return _divided(Augmented(40))
-
-
-@loop
 def augmented_with_seeds_of_the_documentation() -> Steps:
     def init(_: int) -> None:
         seed = torch.initial_seed() % 2**32
@@ -56,15 +51,6 @@ def noise_belongs_to_a_row() -> Steps:
             return super().__getitem__(index)
 
     return _divided(Fixed(40), worker_init_fn=lambda _: numpy.random.seed(0))
-
-
-@loop
-def workers_with_seeds_stay() -> Steps:
-    return _divided(
-        Augmented(40),
-        worker_init_fn=lambda worker: numpy.random.seed(100 * dist.get_rank() + worker),
-        persistent_workers=True,
-    )
 
 
 class Files(IterableDataset[Any]):
@@ -139,3 +125,13 @@ def table_made_at_the_first_read() -> Steps:
             return x + torch.tensor(self.noise), y
 
     return _divided(WithNoise())
+
+
+LOOPS: dict[str, Callable[[], Steps]] = {
+    "augmented": lambda: _divided(Augmented(40)),
+    "workers_with_seeds_stay": lambda: _divided(
+        Augmented(40),
+        worker_init_fn=lambda worker: numpy.random.seed(100 * dist.get_rank() + worker),
+        persistent_workers=True,
+    ),
+}
