@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from tests.sandbox import PATIENCE, Ended, Sandbox
+from tests.sandbox import PATIENCE, ROOT, Ended, Sandbox
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TWO = (*TORCHRUN, "--nproc-per-node", "2")
@@ -62,6 +62,15 @@ def guard(sandbox: Sandbox, *words: str, **environment: str) -> Ended:
     end = sandbox.run("guard", *words, **environment)
     assert_nothing_left(sandbox)
     return end
+
+
+def printed(sandbox: Sandbox, *words: str) -> str:
+    """What a script that calls guard itself prints, which is in the sandbox."""
+    environment = {**sandbox.environment(), "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        words, cwd=sandbox.cwd, env=environment, capture_output=True, text=True, check=True
+    )
+    return process.stderr
 
 
 def assert_nothing_left(sandbox: Sandbox) -> None:

@@ -6,13 +6,12 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.guard.commands import TWO, guard
+from tests.guard.commands import TWO, guard, printed
 from tests.overlays import lent
 from tests.sandbox import ROOT, Sandbox
 
@@ -126,12 +125,9 @@ def test_ranks_that_train_alone_are_said_to_be_unseen(sandbox: Sandbox) -> None:
 def test_the_line_in_the_script_may_come_after_the_optimizer(sandbox: Sandbox) -> None:
     """And after the loss was imported by its name."""
     (sandbox.cwd / "late.py").write_text(LATE)
-    code = f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_path('late.py')"
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=sandbox.cwd, capture_output=True, text=True, check=True
-    )
-    assert "not seen: the step counts the loss 3 times instead of once" in process.stderr
-    assert "not seen: the first step after guard(): " in process.stderr
+    errors = printed(sandbox, sys.executable, "late.py")
+    assert "not seen: the step counts the loss 3 times instead of once" in errors
+    assert "not seen: the first step after guard(): " in errors
 
 
 FIRST = """\
@@ -161,14 +157,10 @@ def test_the_first_step_is_seen_if_the_line_comes_after_the_optimizer(
     sandbox: Sandbox, steps: int
 ) -> None:
     (sandbox.cwd / "first.py").write_text(FIRST)
-    command = [*TWO, "first.py", str(steps)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(
-        command, cwd=sandbox.cwd, capture_output=True, text=True, check=True, env=environment
-    )
-    assert f"{steps} step" in process.stderr
-    assert "no alarm" in process.stderr
-    assert "the first step" not in process.stderr
+    errors = printed(sandbox, *TWO, "first.py", str(steps))
+    assert f"{steps} step" in errors
+    assert "no alarm" in errors
+    assert "the first step" not in errors
 
 
 TWO_OPTIMIZERS = """\
@@ -204,18 +196,11 @@ def test_optimizers_that_were_made_before_the_line_are_the_same_on_all_ranks(
     sandbox: Sandbox,
 ) -> None:
     (sandbox.cwd / "two.py").write_text(TWO_OPTIMIZERS)
-    process = subprocess.run(
-        [*TWO, "two.py"],
-        cwd=sandbox.cwd,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert "guard: watches torch " in process.stderr
-    assert "2 ranks" in process.stderr
-    assert "no two ranks have copies" not in process.stderr
-    assert "guard: ALARM: " not in process.stderr
+    errors = printed(sandbox, *TWO, "two.py")
+    assert "guard: watches torch " in errors
+    assert "2 ranks" in errors
+    assert "no two ranks have copies" not in errors
+    assert "guard: ALARM: " not in errors
 
 
 @pytest.mark.launch

@@ -89,6 +89,25 @@ RIGHT = [
 ]
 
 
+ZERO_2 = "zero.py --batch-size 2 --accum 2 --stage 2 --clip 0.1"
+SETTINGS: dict[str, dict[str, Any]] = {
+    ZERO_2: {
+        "zero_stage": 2,
+        "gradient_clipping": 0.1,
+        "gradient_accumulation_steps": 2,
+        "pipeline_parallel": 1,
+        "precision": "fp32",
+    },
+    f"{GPT} --replicas 2 --sharded": {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+        "distributed_optimizer": True,
+    },
+    "megatron_gpt.py --batch-size 8": {"tensor_parallel": 2, "distributed_optimizer": False},
+}
+"""What guard reads of some engines."""
+
+
 @pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.parametrize(
@@ -103,6 +122,7 @@ def test_right_training_of_an_engine_is_silent(
     assert not end.summary["error"]
     assert end.summary["compared"].items() >= compared.items()
     assert len(end.summary["checked"]) > 5
+    assert end.summary["settings"].items() >= SETTINGS.get(words, {}).items()
 
 
 WITHOUT_ZERO = "zero.py --batch-size 4 --stage 0 --optimizer sgd"

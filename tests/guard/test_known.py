@@ -13,7 +13,7 @@ import torch
 
 from harness.rank.guard import facts
 from harness.rank.guard.live_objects import MISSING, attribute
-from harness.rank.guard.posting.posts import Alarm, ParameterFacts
+from harness.rank.guard.posting.posts import Alarm
 from harness.rank.guard.reporting.report import Report
 from harness.rank.guard.settings import Settings
 from harness.training.guard import known
@@ -157,63 +157,12 @@ def test_no_code_of_an_object_runs() -> None:
     assert attribute(Loss(True), "forward") is MISSING
 
 
-def settings(**names: Any) -> dict[str, Any]:
-    """The settings that are seen below a function of a module with such an object."""
-    space = {
-        "settings_of": facts.settings_of,
-        "ParameterFacts": ParameterFacts,
-        "__name__": names["module"],
-    }
-    exec("def step(self): return settings_of(ParameterFacts(), 3, None)", space)
-    return space["step"](names["owner"])  # type: ignore[operator]
-
-
-class DistributedOptimizer:
-    """megatron-core's."""
-
-
-def test_settings_of_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
-    state: Any = ModuleType("parallel_state")
-    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
-    names = {"module": "megatron.core.optimizer.distrib_optimizer"}
-    assert "tensor_parallel" not in settings(owner=None, **names)  # nothing was set up
-    state.get_tensor_model_parallel_world_size = lambda: 2
-    state.get_pipeline_model_parallel_world_size = lambda: 1
-    expected = {"tensor_parallel": 2, "pipeline_parallel": 1, "distributed_optimizer": True}
-    rules = settings(owner=DistributedOptimizer(), **names)
-    assert {name: rules[name] for name in expected} == expected
-    assert settings(owner=None, **names)["distributed_optimizer"] is False
-
-
 def test_bug_of_a_resumed_run_is_certain_after_a_load_alone() -> None:
     entry = bug(settings={"resumed": True}, seen={}, code="")
     assert answer(entry) == "possible"  # a load may still come
     versions = facts.releases(PACKAGES)
     (entry,) = facts.known_bugs([entry], versions, {**SETTINGS, "resumed": True})
     assert entry["because"] == "package_with_bugs is 1.2.0 and a checkpoint was loaded"
-
-
-class DeepSpeedEngine:
-    """An engine of DeepSpeed, of a release that does not have all methods."""
-
-    lr_scheduler = type("WarmupLR", (), {})()
-    fp16_enabled = bfloat16_enabled = lambda self: False
-    zero_optimization_stage = gradient_accumulation_steps = lambda self: 2
-    gradient_clipping = lambda self: 0.5  # noqa: E731
-
-
-def test_settings_of_deepspeeds_engine() -> None:
-    rules = settings(module="deepspeed.runtime.engine", owner=DeepSpeedEngine())
-    expected = {
-        "zero_stage": 2,
-        "gradient_clipping": 0.5,
-        "gradient_accumulation_steps": 2,
-        "dynamic_loss_scale": False,
-        "pipeline_parallel": 1,
-        "warmup_of_deepspeed": True,
-        "precision": "fp32",
-    }
-    assert {name: rules[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,6 @@ def _lost_weight(values: Tensors) -> None:
     values["head", WEIGHT].zero_()
 
 
-def _gone(values: Tensors) -> None:
-    del values["body", "exp_avg"], values["norm", "exp_avg"]
-
-
 def _other_weights(values: Tensors) -> None:
     for name in ("body", "norm", "head"):
         values[name, WEIGHT].add_(1)
@@ -107,28 +103,6 @@ def _all_other(values: Tensors) -> None:
 def _other_state_and_a_weight(values: Tensors) -> None:
     _other_state(values)
     _lost_weight(values)
-
-
-def _cut(values: Tensors) -> None:
-    values["head", WEIGHT] = values["head", WEIGHT][:2]
-
-
-@pytest.mark.parametrize(
-    ("change", "kinds"),
-    [
-        (_lost_weight, ["weights"]),
-        (_gone, ["state"]),
-        (_other_weights, []),  # an average was saved
-        (_other_state, []),  # the state is that of another training
-        (_cut, []),
-    ],
-)
-def test_part_of_the_state_that_a_load_lost_is_told(
-    change: Callable[[Tensors], None], kinds: list[str]
-) -> None:
-    values = tensors()
-    change(values)
-    assert [alarm.kind for alarm in alarms_of_load(values, memory())] == kinds
 
 
 def test_state_that_is_new_after_the_load_of_an_engine_is_told_if_it_was_to_be_loaded() -> None:
@@ -295,10 +269,6 @@ def test_weights_that_a_load_left_out_are_told_if_files_had_them_alone() -> None
     )  # it went back to the best weights, with its last state
     saved.saved[0].is_of_this_process = False
     assert [alarm.kind for alarm in alarms_of_load(values, saved)] == ["weights"]
-
-
-class Engine:
-    optimizer, global_steps = None, 7
 
 
 def _split(needed: int, ranks: int, savers: int) -> list[Post]:

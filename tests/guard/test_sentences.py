@@ -83,3 +83,25 @@ def test_training_that_is_seen_whole_has_nothing_to_add(under_guard: Trainer) ->
     run = under_guard("ddp", steps=2)
     assert run.summary["not_seen"] == []
     assert "not seen" not in run.logs[0]
+
+
+ALONE = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(6):
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_ranks_that_train_alone_are_no_fault(under_guard: Trainer) -> None:
+    script = under_guard.folder / "alone.py"
+    script.write_text(ALONE)
+    run = under_guard.script(script)
+    assert (run.told, run.codes) == ([], [0, 0])
+    assert run.logs[0].count("not seen: whether it is meant that each of 2 ranks trains a mod") == 1
+    assert "guard" not in run.logs[1]

@@ -1,13 +1,15 @@
-"""The store of a rendezvous, by the calls that older releases of torch have."""
+"""The store of a rendezvous, and how ranks find each other in it, also if they start again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from harness.rank.guard.posting.stores import Store, connected
+from harness.rank.guard.posting.stores import Host, Store, connected, joined
+from tests.guard.test_mailbox import Pair
 
 
 class Old:
@@ -42,3 +44,57 @@ def test_a_store_without_connections_is_used_itself() -> None:
     inner = HashStore()
     connected(Old(inner), "ours").set("key", b"value")
     assert inner.get("ours/key") == b"value"
+
+
+@pytest.fixture
+def server() -> Any:
+    """The server of a store, which outlives the ranks of a start."""
+    return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+def turns(number: int, act: Callable[[], None] = lambda: None) -> Callable[[float], bool]:
+    """Let a rank look so often, and do something before each look; then the process ends."""
+    looks = [number]
+
+    def ends_in(seconds: float) -> bool:
+        looks[0] -= 1
+        act()
+        return looks[0] < 0
+
+    return ends_in
+
+
+def test_an_answer_of_an_earlier_start_is_none(server: Any) -> None:
+    def connection() -> Store:
+        return connected(server, "guard")
+
+    earlier = Host(connection(), 2)
+    assert joined(connection(), 1, turns(2, earlier.answer))
+    assert joined(connection(), 1, turns(3)) is None
+    assert joined(connection(), 1, turns(0, earlier.answer)) is None  # it asks, and ends
+    host = Host(connection(), 2)
+    host.answer()  # before the rank has asked again
+    store = joined(connection(), 1, turns(2, host.answer))
+    assert store is not None
+    store.set("post", b"value")
+    assert host.store.check(["post"])
+    assert not earlier.store.check(["post"])
+
+
+def test_ranks_that_start_again_do_not_judge_posts_of_those_before(server: Any) -> None:
+    """As after a change of membership: the store and the count of restarts are the same."""
+    for _ in range(2):
+        pair = Pair(server)
+        for box in pair.boxes:
+            box._store, box._kept_store = None, server
+        first, second = pair.boxes
+        first._connect()
+        pair.send(0)
+        pair.turn(0)
+        assert pair.judged == []
+        vars(second._ending)["wait"] = turns(9, first._collect)
+        second._connect()
+        pair.send(1)
+        pair.turn(1)
+        pair.turn(0)
+        assert pair.judged == [[0, 1]]

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.rank import events
 from harness.rank.guard.checks.views import Memory
@@ -313,3 +315,17 @@ def test_an_optimizer_that_lives_until_python_ends_is_let_go_without_a_message(
     gc.collect()
 
     assert training.optimizer() is None
+
+
+def test_model_of_a_destroyed_group_does_not_stop_guard() -> None:
+    """A script trains, destroys its process group, and begins again with another one."""
+    models = []
+    for _ in range(2):
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        models.append(DistributedDataParallel(nn.Linear(3, 2)))
+        modules = Modules()
+        dist.destroy_process_group()
+    first, second = (model.module.weight for model in models)
+    assert modules.ranks[id(second)] == [0]
+    assert id(first) not in modules.ranks
