@@ -186,19 +186,6 @@ def test_mask_is_not_blamed() -> None:
     assert text == "the first inf is in the output of 2 (Scores)"
 
 
-def test_loss_behind_the_modules_is_said() -> None:
-    model = nn.Sequential(Scores(lambda x: x))
-    outputs = ModuleOutputs(_only(model))
-    model(torch.ones(2))
-
-    def change(post: Post) -> None:
-        post.outputs.calls, post.tensors["calls"] = outputs.calls, torch.stack(outputs.sizes)
-
-    memory = Memory()
-    assert step(memory, 2, with_loss(NAN), change) == []
-    assert memory.not_seen["loss"].endswith("in step 2 it begins behind all modules")
-
-
 @pytest.mark.slow
 def test_compiled_modules_are_not_hooked() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")

@@ -93,14 +93,3 @@ def test_ranks_of_a_launcher_that_was_killed_are_ended(sandbox: Sandbox) -> None
     end = guard(sandbox, "bash", "-c", "sleep 300 & kill -KILL $$")
     assert end.code == 128 + signal.SIGKILL
     assert_nothing_left(sandbox)
-
-
-def test_another_signal_is_passed_on(sandbox: Sandbox) -> None:
-    code = (
-        "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9)); "
-        "print('step', flush=True); signal.pause()"
-    )
-    process = sandbox.start("guard", sys.executable, "-c", code)
-    wait_for_step(process)
-    process.send_signal(signal.SIGUSR1)
-    assert ended(process).code == 9

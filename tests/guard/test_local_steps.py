@@ -40,24 +40,8 @@ def posts_of(
     return posts
 
 
-def with_biases_of_one_direction(posts: list[Post]) -> list[Post]:
-    """As the bias of two classes has, or a gate of one value."""
-    for post in posts:
-        for name in ("computed", "used"):
-            post.tensors[name][-SIZES[1] :] = torch.tensor([1.0, -1.0, 0.0, 0.0]) * (post.rank + 1)
-    return posts
-
-
 def kinds(memory: Memory, posts: list[Post]) -> set[tuple[str, str]]:
     return {(alarm.check, alarm.kind) for alarm in judge(posts, memory)} & APART
-
-
-def test_gradients_of_one_direction_do_not_say_whether_ranks_are_alone() -> None:
-    memory = Memory()
-    assert kinds(memory, with_biases_of_one_direction(posts_of(1))) == set()
-    assert set(memory.apart.held) == APART
-    posts = with_biases_of_one_direction(posts_of(1, loop_says_so=False))
-    assert kinds(Memory(), posts) == APART
 
 
 def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> None:
@@ -74,15 +58,6 @@ def test_ranks_that_the_loop_leaves_alone_are_told_after_many_steps_once() -> No
     assert {alarm.step for alarm in alarms if (alarm.check, alarm.kind) in APART} == {1}
     assert not memory.apart.held
     assert "alone" not in " ".join(memory.not_seen.values())
-
-
-def test_ranks_whose_weights_the_loop_averages_are_right() -> None:
-    memory = Memory()
-    assert kinds(memory, posts_of(1)) == set()
-    assert kinds(memory, posts_of(9, averages="the loop averages")) == set()
-    assert kinds(memory, posts_of(LOCAL_STEPS + 9)) == set()
-    assert not memory.apart.held
-    assert "the loop averages" in memory.not_seen["replicas"]
 
 
 def test_copies_that_differ_where_gradients_are_reduced_are_told() -> None:

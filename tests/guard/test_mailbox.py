@@ -52,7 +52,7 @@ class Pair:
         self.trainings: list[Any] = [Stepping() for _ in range(ranks)]
         for rank, box in enumerate(self.boxes):
             box.rank, box.world = rank, ranks
-            box._store = store if isinstance(store, DeadStore) else Store(store)
+            box._store = Store(store)
             box._thread = threading.Thread()  # is never started
 
     def _judge(self, posts: list[Post]) -> None:
@@ -124,24 +124,6 @@ def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
     assert pair.boxes[0].notes == ["check 6 was not judged: no post of rank 1"]
     pair.turn(1)
     assert pair.trainings[1].turn.next_step == pair.trainings[0].turn.next_step == 64
-
-
-def test_check_without_a_post_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "LATEST", 0.0)
-    pair.send(0)
-    pair.turn(0)
-    assert pair.judged == []
-    assert pair.boxes[0].notes == ["check 1 was not judged: no post of rank 1"]
-
-
-def test_rank_that_has_stopped_ends_the_checks_of_all(pair: Pair) -> None:
-    pair.boxes[1].stop("RuntimeError: made up")
-    pair.turn(1)
-    pair.send(0)
-    pair.boxes[0]._run()
-    assert pair.boxes[0].failed
-    assert pair.boxes[0].notes[0] == "guard stopped on rank 1: RuntimeError: made up"
-    assert pair.judged == []
 
 
 def test_post_that_is_damaged_is_no_post_and_the_next_one_describes_again(pair: Pair) -> None:
@@ -302,26 +284,6 @@ def test_post_larger_than_a_value_of_a_tcp_store() -> None:
     assert torch.equal(pair.posts[1].tensors["losses"], post.tensors["losses"])
     pair.turn(1)
     assert not Store(server).check([name])
-
-
-class DeadStore:
-    """A store whose server has ended."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("the connection was closed")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_dead_store_ends_the_thread_and_nothing_else(
-    rank: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pair = Pair(DeadStore())
-    pair.send(rank)
-    pair.boxes[rank]._run()
-    assert pair.boxes[rank].failed
-    pair.send(rank)  # the training goes on
-    printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == (1 if rank == 0 else 0)
 
 
 def test_end_does_not_wait_for_a_rank_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from harness.rank.guard.checks.samples import samples
 from harness.rank.guard.checks.views import Memory, View
@@ -97,18 +90,3 @@ def test_ranks_that_divide_one_order_are_right(size: int, drop_last: bool, shuff
         for rank in range(RANKS)
     ]
     assert alarm_kinds(samplers, 2 if size > 100 else 3, size, tell) == []
-
-
-@pytest.mark.parametrize(
-    "sampler_of",
-    [
-        lambda generator: RandomSampler(Numbers(), generator=generator),
-        lambda generator: WeightedRandomSampler([1.0] * 24, 12, generator=generator),
-        lambda generator: RandomSampler(Numbers(), True, 12, generator),
-        lambda generator: RandomSampler(Numbers(), False, 12, generator),
-        lambda generator: SubsetRandomSampler(range(4, 16), generator),
-    ],
-)
-def test_ranks_may_draw_as_they_like(sampler_of: Any) -> None:
-    generators = [torch.Generator().manual_seed(rank) for rank in range(RANKS)]
-    assert alarm_kinds([sampler_of(generator) for generator in generators]) == []

@@ -109,17 +109,6 @@ def test_first_step_has_the_rate_of_the_schedule(
     assert kinds(schedules) == faults
 
 
-def test_groups_that_step_in_turn_have_their_own_rates() -> None:
-    """DeepSpeed's ZeRO gives the optimizer one group after the other."""
-    schedules, optimizing = Schedules(), optimizer()
-    groups = [{"params": [], "lr": 0.1}, {"params": [], "lr": 0.01}]
-    for _ in range(3):
-        for group in groups:
-            optimizing.param_groups = [group]
-            schedules.step(optimizing, 1)
-    assert kinds(schedules) == []
-
-
 class Wrapper(torch.optim.Optimizer):
     """Wraps an optimizer as Opacus does: it keeps its groups, or asks for them."""
 

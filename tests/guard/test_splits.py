@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.data.epochs import SAMPLE, EpochRows
@@ -69,75 +69,12 @@ def test_ranks_that_shuffle_alike_are_right(count: int) -> None:
     assert alarms_of(distributed, lambda rank: Numbers(count), epochs=6) == []
 
 
-class Draws(Sampler[int]):
-    """As many rows as a split has, each drawn from all."""
-
-    def __init__(self, rank: int, dataset: Any) -> None:
-        self.generator, self.count = torch.Generator().manual_seed(rank), len(dataset)
-
-    def __len__(self) -> int:
-        return self.count // RANKS
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(len(self)):
-            yield int(torch.randint(0, self.count, (), generator=self.generator))
-
-
-def test_rows_that_are_drawn_again_are_right() -> None:
-    assert alarms_of(Draws) == []
-
-
 def test_ranks_that_read_all_rows_are_no_split() -> None:
     def shuffled(rank: int, dataset: Any) -> Any:
         return distributed(0, dataset, seed=rank)
 
     assert alarms_of(lambda rank, dataset: torch.utils.data.RandomSampler(dataset)) == []
     assert alarms_of(shuffled)  # the same number of rows as a split has
-
-
-class Varied(Numbers):
-    """Each reading of a row is another one, as with repeated augmentation."""
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index, torch.rand(())])
-
-
-def test_rows_that_vary_are_not_known_by_their_numbers() -> None:
-    def same_rows(rank: int, dataset: Any) -> Any:
-        return distributed(0, dataset)
-
-    assert alarms_of(same_rows, Varied) == []
-    assert alarms_of(same_rows)
-
-
-def test_evaluation_on_one_rank_is_no_epoch_of_the_training() -> None:
-    def evaluate(rank: int, rows: Rows, dataset: Any) -> None:
-        rows_of_evaluation = distributed(1 - rank, dataset)
-        backward, rows.backward = rows.backward, lambda: None  # type: ignore[method-assign]
-        for _ in range(1 - rank):
-            read(rows, DataLoader(dataset, BATCH, sampler=rows_of_evaluation))
-        rows.backward = backward  # type: ignore[method-assign]
-
-    assert alarms_of(distributed, between=evaluate) == []
-
-
-class Endless(Sampler[int]):
-    """Goes on after its end, with another order."""
-
-    def __init__(self, rank: int, dataset: Any) -> None:
-        self.rank, self.count = rank, len(dataset)
-
-    def __len__(self) -> int:
-        return self.count // RANKS - 2
-
-    def __iter__(self) -> Iterator[int]:
-        for seed in range(4):
-            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
-            yield from order[self.rank :: RANKS].tolist()
-
-
-def test_epoch_that_goes_on_after_its_end_is_not_compared() -> None:
-    assert alarms_of(Endless) == []
 
 
 def test_samples_of_ranks_meet() -> None:

@@ -188,16 +188,6 @@ class Stream(IterableDataset[Any]):
         return (torch.tensor([row, 1]) for row in order)
 
 
-class Cycle(Stream):
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(itertools.cycle(super().__iter__()), 24)
-
-
-class Equal(Stream):
-    def __iter__(self) -> Iterator[Any]:
-        return (torch.ones(2) for _ in range(self.count))
-
-
 @pytest.mark.parametrize(
     ("stream", "epochs", "kinds"),
     [
@@ -208,8 +198,6 @@ class Equal(Stream):
             2,
             [],
         ),  # all alike, as each takes its part of one order
-        (Cycle(8, split=True), 1, []),
-        (Equal(), 1, []),
     ],
 )
 def test_workers_split_a_stream(rows: Rows, stream: Any, epochs: int, kinds: list[str]) -> None:
