@@ -15,7 +15,7 @@ from harness.cli.list import BrokenJson, ListedJson
 from harness.publish.report import WatchJson
 from harness.python.results import CheckResult, ProbeResult
 from harness.run.score.scores import Score
-from harness.training.guard.report_json import GuardAlarmJson, GuardSummaryJson
+from harness.training.guard.report import GuardAlarmJson, GuardSummaryJson
 from harness.training.models.table import Table
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -57,7 +57,7 @@ CHECKS = (
         "samples",
         "no two ranks read the same row, no row comes twice in an epoch, and each epoch has "
         "another order. Also after a load",
-        ("samples", "common_rows"),
+        ("samples", "samples.common_rows"),
     ),
     Check("schedule", "after a load, the learning rate, the schedule and the count of steps go on"),
     Check("scaler", "a loss scaler does not skip steps for ever"),

@@ -15,8 +15,7 @@ from .sampling.losses import Losses
 from .sampling.optimizers import has_constructed_any
 from .settings import Settings
 from .states.schedules import Schedules
-from .subscribers.backward_events import BackwardEvents
-from .subscribers.gradient_events import GradientEvents
+from .subscribers.backward_events import BackwardEvents, GradientEvents
 from .subscribers.merges import Merges
 from .subscribers.saves import Checkpoints
 from .subscribers.step_events import StepEvents

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch.distributed as dist
@@ -133,14 +134,17 @@ class Fsdp1(Layout):
         self.shares: dict[int, tuple[Any, Any, int, Any]] = {}
         for name, state, handle in _fsdp1_handles(modules.roots):
             flat = handle.flat_param
-            for key in _stand_ins(state):
-                modules.forget(key)
+            for parameter in state.parameters():  # flat ones, and views while a step computes
+                is_flat = getattr(parameter, "_is_flat_param", False)
+                if is_flat or not isinstance(parameter, nn.Parameter):
+                    modules.forget(id(parameter))
             originals = getattr(flat, "_params", None)
             if originals is None:
                 modules.name_parameter(flat, f"{name}flat")
                 self.shares[id(flat)] = state, handle, 0, None
                 continue
-            offsets = _offsets(flat)
+            pieces = zip(accumulate(flat._numels_with_padding, initial=0), flat._is_padding_mask)
+            offsets = [begin for begin, is_padding in pieces if not is_padding]
             for number, original in enumerate(originals):
                 modules.name_parameter(original, name + flat._fqns[number])
                 self.shares[id(original)] = state, handle, offsets[number], number
@@ -194,25 +198,6 @@ def _fsdp1_handles(roots: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
             handle = getattr(module, "_handle", None)
             if handle is not None:
                 yield f"{name}." if name else "", module, handle
-
-
-def _stand_ins(module: Any) -> list[int]:
-    """The views that are in the place of parameters while a step computes, and flat parameters."""
-    return [
-        id(parameter)
-        for parameter in module.parameters()
-        if getattr(parameter, "_is_flat_param", False) or not isinstance(parameter, nn.Parameter)
-    ]
-
-
-def _offsets(flat: Any) -> list[int]:
-    """Where each original parameter begins in a flat one, which has padding between them."""
-    offsets, at = [], 0
-    for count, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask):
-        if not is_padding:
-            offsets.append(at)
-        at += count
-    return offsets
 
 
 def _fsdp1_ranks(state: Any) -> list[int]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY
 from harness.rank.guard.sentences import alarm_in_words, known_bug, progress
@@ -163,3 +163,82 @@ def sentence(fault: Mapping[str, Any]) -> str:
     again = f" ({times} times, until step {fault['last_step']})" if times > 1 else ""
     text, bugs = f"{fault['text']}{again}", fault.get("bugs") or ()
     return f"ALARM: {alarm_in_words(fault['step'], fault['ranks'], fault['check'], text, bugs)}"
+
+
+# -- what ranks write; they import nothing of this module, and docs/schemas has it as schemas --
+
+
+class FaultJson(TypedDict):
+    """A fault that was told."""
+
+    check: str
+    kind: str
+    text: str
+    ranks: list[int]
+    size: float
+    parameters: list[str]
+    """The first 200 of them."""
+    factors: list[str]
+    """What ``size`` may be in terms of ranks and micro-batches."""
+    step: int
+    """The step of the alarm."""
+    last_step: int
+    times: int
+    """In how many checks it was there."""
+    optimizer: int
+    bugs: list[str]
+    """Bugs of the catalogue that may be the reason."""
+
+
+class GuardAlarmJson(FaultJson):
+    """A line of ``alarms.jsonl``."""
+
+    run: str
+    time: str
+
+
+class KnownBugJson(TypedDict):
+    """A bug of the catalogue that the run may set off."""
+
+    name: str
+    title: str
+    settings: dict[str, Any]
+    code: str
+    certain: bool
+    packages: dict[str, str]
+    remedy: str
+    signature: list[str]
+    because: str
+
+
+class FactsJson(TypedDict, total=False):
+    """What is there after the first check."""
+
+    releases: dict[str, str]
+    settings: dict[str, Any]
+
+
+class GuardSummaryJson(FactsJson):
+    """``summary.json``."""
+
+    run: str
+    time: str
+    steps: int
+    checks: int
+    checked: list[int]
+    """The last 1000 checked steps."""
+    cost_percent: float
+    check_ms: float
+    faults: list[FaultJson]
+    compared: dict[str, int]
+    """By check, how much the last one compared."""
+    ended: bool
+    """False if the training runs, or was killed."""
+    exit_code: int
+    """That of the command, if it failed; otherwise 0."""
+    restarts: int
+    setup_s: float
+    not_seen: list[str]
+    notes: list[str]
+    error: str
+    known_bugs: list[KnownBugJson]

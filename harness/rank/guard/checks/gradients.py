@@ -306,7 +306,11 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         largest = float(rows.norm(dim=1).max())
         is_left_alone = not expected or all(view.post.loop.unreduced for view, _ in members)
         used_by_ranks = list(_used(members))
-        common = _are_common(used_by_ranks)
+        firsts: dict[tuple[int, int], Tensor] = {}
+        common = all(
+            torch.allclose(used, firsts.setdefault((at, len(used)), used), rtol=1e-5, atol=0)
+            for _, _, at, used in used_by_ranks
+        )
         has_equal_weights = len({view.bits(number) for view, number in members}) == 1
         if is_left_alone and not common and has_equal_weights:
             in_step.add(name)
@@ -333,14 +337,6 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
     for view in views:
         if pairs[view.rank]:
             yield view, pairs[view.rank]
-
-
-def _are_common(used_by_ranks: Sequence[tuple[View, int, int, Tensor]]) -> bool:
-    firsts: dict[tuple[int, int], Tensor] = {}
-    return all(
-        bool(torch.allclose(used, firsts.setdefault((first, len(used)), used), rtol=1e-5, atol=0))
-        for _, _, first, used in used_by_ranks
-    )
 
 
 def _used(members: Sequence[tuple[View, int]]) -> Iterator[tuple[View, int, int, Tensor]]:

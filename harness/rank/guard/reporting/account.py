@@ -12,7 +12,7 @@ from typing import Any
 
 from ..check_table import NAMES
 from ..checks.checkpoints import State
-from ..checks.common_rows import NAME as COMMON_ROWS
+from ..checks.samples import COMMON_ROWS
 from ..checks.views import Memory
 from ..data.rows import Rows
 from ..fence import Fence
