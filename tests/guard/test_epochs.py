@@ -1,4 +1,4 @@
-"""Epochs of ranks: each row comes equally often, in another order, on one rank; after a load, too."""
+"""Epochs of ranks: rows come equally often, in another order, on one rank; after a load, too."""
 
 from __future__ import annotations
 
