@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from tests.overlays import lent
 from tests.sandbox import PATIENCE, ROOT, Ended, Sandbox
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -55,6 +59,17 @@ for step in range(1000 if "endless" in sys.argv else 8):
 say("trained")
 sys.exit(int(sys.argv[1]) if sys.argv[1:2] and sys.argv[1].isdigit() else 0)
 """
+
+
+PATH = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+"""With torchrun and this Python."""
+
+
+@contextmanager
+def packages(scenario: str) -> Iterator[str]:
+    """The path of Python with the packages of a scenario's release with the bug."""
+    with lent(scenario, "buggy") as overlays:
+        yield os.pathsep.join([str(ROOT), str(overlays["buggy"].site)])
 
 
 def guard(sandbox: Sandbox, *words: str, **environment: str) -> Ended:

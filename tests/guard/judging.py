@@ -4,6 +4,7 @@ the judge says of them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 from unittest import mock
 
 import torch
@@ -28,7 +29,7 @@ NAMES, SIZES = ("weight", "bias"), (16, 4)
 RATE = 0.1
 
 Change = Callable[[Post], None]
-Changes = "Change | dict[int, Change]"
+Changes: TypeAlias = "Change | dict[int, Change]"
 
 
 def described(name: str, size: int, ranks: Sequence[int]) -> Described:

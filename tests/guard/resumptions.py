@@ -340,13 +340,13 @@ def resume_distributed(
     return act
 
 
-def fill(training: Training, state: State, _: Any = None, **options: bool) -> None:
+def fill(training: Training, state: State, options: Any = None) -> None:
     set_state_dict(
         training.model,
         training.optimizer,
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
-        options=StateDictOptions(**options),
+        options=options,
     )
 
 
@@ -407,7 +407,10 @@ RIGHT: Forms = {
     "gathered_shards": (
         saves(state_of=gathered, how="fsdp2"),
         resumes(
-            lambda training, state, _: fill(training, state, full_state_dict=True), how="fsdp2"
+            lambda training, state, _: fill(
+                training, state, StateDictOptions(full_state_dict=True)
+            ),
+            how="fsdp2",
         ),
     ),
 }

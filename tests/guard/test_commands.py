@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.guard.commands import TWO, guard, printed
-from tests.overlays import lent
+from tests.guard.commands import PATH, TWO, guard, packages, printed
+from tests.guard.trainer import summary_of
 from tests.sandbox import ROOT, Sandbox
 
 pytestmark = pytest.mark.slow
@@ -56,7 +55,7 @@ def test_the_report_of_a_training_that_failed_says_so(sandbox: Sandbox, tmp_path
     end = guard(sandbox, "--out", str(tmp_path), "bash", "-c", command)
     assert end.code == 7
     assert "guard: the command ended with code 7" in end.err
-    assert json.loads((tmp_path / "summary.json").read_text())["exit_code"] == 7
+    assert summary_of(tmp_path)["exit_code"] == 7
     assert "the command ended with code 7" in sandbox.run("guard-report", str(tmp_path)).out
 
 
@@ -84,13 +83,12 @@ def test_a_right_training_is_watched_without_an_alarm(
     words: tuple[str, ...], sandbox: Sandbox, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    end = guard(sandbox, "--fail", "--out", str(out), *words, PATH=path)
+    end = guard(sandbox, "--fail", "--out", str(out), *words, PATH=PATH)
     assert end.code == 0, end.err
     assert end.out.count("trained") == (1 if "train.py" in words[1:2] or "bash" in words else 2)
     assert "8 steps, " in end.err
     assert "no alarm" in end.err
-    assert json.loads((out / "summary.json").read_text())["steps"] == 8
+    assert summary_of(out)["steps"] == 8
     assert not (out / "alarms.jsonl").exists()
 
 
@@ -207,8 +205,7 @@ def test_optimizers_that_were_made_before_the_line_are_the_same_on_all_ranks(
 def test_a_known_bug_that_the_run_sets_off_is_named_after_one_step(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    with lent("trainer_gas_twice", "buggy") as overlays:
-        path = os.pathsep.join([str(ROOT), str(overlays["buggy"].folder / "site-packages")])
+    with packages("trainer_gas_twice") as path:
         loop = [str(ROOT / "loops" / "trainer.py"), "--model", "llama", "--use_cpu"]
         loop += ["--output_dir", str(tmp_path), "--gradient_accumulation_steps"]
         words = ("--check-only", "--fail", *TWO, *loop)

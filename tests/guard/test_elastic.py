@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.guard.commands import TORCHRUN, TWO, assert_nothing_left, guard
+from tests.guard.trainer import summary_of
 from tests.sandbox import Ended, Sandbox, ended
 from tests.slurm_cluster import free_ports
 
@@ -60,10 +59,6 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def summary(out: Path, name: str = "summary.json") -> dict[str, Any]:
-    return json.loads((out / name).read_text())
-
-
 def restarted(sandbox: Sandbox, script: str, case: str, out: Path) -> Ended:
     """A training of two ranks that fails once, and is started again."""
     words = (*TWO, "--max-restarts", "2", script, case)
@@ -79,11 +74,11 @@ def test_ranks_that_start_again_are_compared_anew(
     assert end.out.count("trained 2") == 2
     assert "ALARM" not in end.err
     assert end.err.count("guard: 12 steps since restart 1, ") == 1, end.err
-    newest = summary(out)
+    newest = summary_of(out)
     assert (newest["restarts"], newest["notes"]) == (1, [])
     assert newest["checked"][:5] == [1, 2, 3, 4, 5]
     assert newest["compared"]["replicas"]
-    assert summary(out, "summary-1.json")["restarts"] == 0
+    assert summary_of(out, "summary-1.json")["restarts"] == 0
     end = sandbox.run("guard-report", str(out))
     assert "12 steps since restart 1" in end.out
 
@@ -120,7 +115,7 @@ def test_a_node_that_comes_makes_all_ranks_start_again(
     assert sum(end.out.count("trained 4") for end in ends) == 4
     assert "ALARM" not in errors
     assert errors.count("guard: 12 steps, ") == 1, errors
-    newest = summary(out)
+    newest = summary_of(out)
     assert newest["notes"] == []
     assert newest["settings"]["ranks"] == 4
     assert newest["checked"][:5] == [1, 2, 3, 4, 5]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
-from tests.guard.commands import TWO, assert_nothing_left, guard, wait_for_step
+from tests.guard.commands import PATH, TWO, assert_nothing_left, guard, wait_for_step
 from tests.sandbox import Sandbox, ended, within
 
 pytestmark = pytest.mark.slow
@@ -42,8 +41,7 @@ def test_a_training_that_an_alarm_ends_has_a_summary(sandbox: Sandbox) -> None:
 def test_a_signal_ends_the_training_and_all_its_processes(
     number: signal.Signals, words: tuple[str, ...], sandbox: Sandbox
 ) -> None:
-    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    process = sandbox.start("guard", *words, PATH=path)
+    process = sandbox.start("guard", *words, PATH=PATH)
     wait_for_step(process)
     process.send_signal(number)
     assert ended(process).code != 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import slurm_cluster
-from tests.guard.commands import TORCHRUN, TWO, guard
-from tests.overlays import lent
-from tests.sandbox import ROOT, Ended, Sandbox, ended
+from tests.guard.commands import TORCHRUN, TWO, guard, packages
+from tests.sandbox import Ended, Sandbox, ended
 from tests.slurm_cluster import cluster, free_ports
 
 pytestmark = pytest.mark.slow
@@ -80,8 +78,7 @@ def test_accelerate_launch_with_two_processes(sandbox: Sandbox) -> None:
     options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     options += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     options += ["--main_process_port", str(port)]
-    with lent("trainer_gas_twice", "buggy") as overlays:
-        path = os.pathsep.join([str(ROOT), str(overlays["buggy"].folder / "site-packages")])
+    with packages("trainer_gas_twice") as path:
         words = (sys.executable, "-m", "accelerate.commands.launch", *options, "train.py", "fault")
         assert_told(guard(sandbox, *words, PYTHONPATH=path))
 
@@ -90,8 +87,7 @@ def test_accelerate_launch_with_two_processes(sandbox: Sandbox) -> None:
 def test_the_launcher_of_deepspeed(sandbox: Sandbox) -> None:
     (port,) = free_ports(1)
     options = ["--num_gpus", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
-    with lent("zero2_micro_batches_lost", "buggy") as overlays:
-        path = os.pathsep.join([str(ROOT), str(overlays["buggy"].folder / "site-packages")])
+    with packages("zero2_micro_batches_lost") as path:
         words = (sys.executable, "-m", "deepspeed.launcher.runner", *options, "train.py", "fault")
         assert_told(guard(sandbox, *words, PYTHONPATH=path, DS_ACCELERATOR="cpu", LOCAL_SIZE="2"))
 

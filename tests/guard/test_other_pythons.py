@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from harness.rank.guard.settings import VARIABLE
 from tests.guard.commands import TRAIN, guard
+from tests.guard.trainer import summary_of
 from tests.pythons import interpreters
 from tests.sandbox import ROOT, Ended, Sandbox, ended
 
@@ -201,5 +201,4 @@ def test_a_line_in_the_script_does_the_same(
         end = ended(subprocess.Popen(words, stdout=-1, stderr=-1, text=True))
     assert end.code == 0, end.err
     assert "guard: 8 steps, " in end.err
-    summary = json.loads(((given if through else out) / "summary.json").read_text())
-    assert summary["steps"] == 8
+    assert summary_of(given if through else out)["steps"] == 8

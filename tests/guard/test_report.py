@@ -117,18 +117,24 @@ def test_earlier_trainings_in_the_folder_are_named(tmp_path: Path, capsys: Captu
     assert latest.startswith("40 steps, 5 checked; ")
 
 
-@pytest.mark.parametrize("field", ["check", "kind", "text", "parameters", "bugs", "ranks"])
-def test_hostile_names_of_faults_stay_text(field: str, tmp_path: Path, capsys: Capture) -> None:
-    is_list = isinstance(fault()[field], list)
-    write(tmp_path, fault(**{field: [HOSTILE] if is_list else HOSTILE}))
-    assert not any("\x1b" in line or line.startswith("::") for line in printed(capsys, tmp_path))
-
-
-@pytest.mark.parametrize("field", ["not_seen", "notes", "error", "known_bugs"])
-def test_hostile_texts_of_a_summary_stay_text(field: str, tmp_path: Path, capsys: Capture) -> None:
-    value: Any = HOSTILE if field == "error" else [HOSTILE]
-    value = [bug(name=HOSTILE, title=HOSTILE, remedy=HOSTILE)] if field == "known_bugs" else value
-    write(tmp_path, **{field: value})
+@pytest.mark.parametrize(
+    "faults",
+    [
+        *({field: HOSTILE} for field in ("check", "kind", "text")),
+        *({field: [HOSTILE]} for field in ("parameters", "bugs", "ranks")),
+    ],
+)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"error": HOSTILE, "not_seen": [HOSTILE], "notes": [HOSTILE]},
+        {"known_bugs": [bug(name=HOSTILE, title=HOSTILE, remedy=HOSTILE)]},
+    ],
+)
+def test_hostile_texts_stay_text(
+    faults: dict[str, Any], facts: dict[str, Any], tmp_path: Path, capsys: Capture
+) -> None:
+    write(tmp_path, fault(**faults), **facts)
     assert not any("\x1b" in line or line.startswith("::") for line in printed(capsys, tmp_path))
 
 

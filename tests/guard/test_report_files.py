@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, Rep
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY, ReportFiles
 from harness.rank.guard.settings import VARIABLE, Settings
 from harness.training.guard import report as reports
-from tests.guard.trainer import Trainer
+from tests.guard.trainer import Trainer, summary_of
 from tests.schemas import complaints
 
 
@@ -25,10 +24,6 @@ def files(folder: Path) -> ReportFiles:
     run = ReportFiles(str(folder))
     run.begin()
     return run
-
-
-def summary(folder: Path, name: str = "summary.json") -> dict[str, Any]:
-    return json.loads((folder / name).read_text())
 
 
 @pytest.mark.slow
@@ -48,7 +43,7 @@ def test_each_run_keeps_its_summary(tmp_path: Path) -> None:
         run = files(tmp_path)
         run.write({"steps": 0})
         run.write({"steps": steps})
-    assert {path.name: summary(tmp_path, path.name)["steps"] for path in tmp_path.iterdir()} == {
+    assert {path.name: summary_of(tmp_path, path.name)["steps"] for path in tmp_path.iterdir()} == {
         "summary-1.json": 1,
         "summary-2.json": 2,
         "summary.json": 3,
@@ -64,8 +59,8 @@ def test_two_runs_at_once_do_not_replace_each_other(tmp_path: Path) -> None:
     second.write({"steps": 21})
     earlier.write({"steps": 3})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["summary-1.json", "summary.json"]
-    assert summary(tmp_path)["steps"] == 21
-    assert summary(tmp_path, "summary-1.json")["steps"] == 3
+    assert summary_of(tmp_path)["steps"] == 21
+    assert summary_of(tmp_path, "summary-1.json")["steps"] == 3
 
 
 def test_folder_that_cannot_be_written_is_said_once(

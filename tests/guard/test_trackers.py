@@ -15,6 +15,7 @@ import pytest
 from harness.rank.guard.reporting import trackers
 from harness.rank.guard.reporting.trackers import Trackers
 from harness.system.files import ROOT
+from tests.guard.trainer import summary_of
 from tests.overlays import lent_packages
 
 NUMBERS = {"guard/alarms": 1.0, "guard/cost_percent": 0.5, "guard/check_ms": 9.0}
@@ -123,10 +124,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             timeout=200,
         )
     assert ending.returncode == 0, ending.stderr
-    return {
-        **json.loads(ending.stdout.splitlines()[-1]),
-        "summary": json.loads((folder / "summary.json").read_text()),
-    }
+    return {**json.loads(ending.stdout.splitlines()[-1]), "summary": summary_of(folder)}
 
 
 @pytest.mark.slow

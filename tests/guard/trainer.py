@@ -85,15 +85,16 @@ class Trainer:
         codes = json.loads(self.process.stdout.readline())
         logs = [(folder / f"log{rank}").read_text() for rank in range(ranks)]
         results = [json.loads(path.read_text()) for path in sorted(folder.glob("result*"))]
-        return Run(codes, logs, _summary(folder), _alarms(folder), results)
+        return Run(codes, logs, summary_of(folder), _alarms(folder), results)
 
     def script(self, file: Path, *arguments: str, **options: Any) -> Run:
         """Run a script on the ranks."""
         return self(request={"script": str(file), "arguments": arguments}, **options)
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
+def summary_of(folder: Path, name: str = "summary.json") -> dict[str, Any]:
+    """The summary in a folder of a report; empty without one."""
+    path = folder / name
     return json.loads(path.read_text()) if path.exists() else {}
 
 
