@@ -162,7 +162,6 @@ FAULTS = {
     "norms_alone": "the gradients of norms are not added over the ranks of tensor parallelism",
     "nan_forward": "from step 12 on, a module of rank 1 computes nan",
     "nan_backward": "from step 12 on, the gradient of a module of rank 1 is nan",
-    "nan_weight": "at step 12 a weight of rank 1 becomes nan",
     "clip_scaled": "gradients are clipped before the loss scaler divides them",
     "never_reduced": "gradients are not averaged over the ranks",
     "summed": "gradients are summed over the ranks, not averaged",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,23 +38,11 @@ class Adapter(nn.Module):
         self.merged_adapters.append("default")
 
 
-class Trained:
-    """A training that says whether something else has written an adapter since its last step."""
-
-    def __init__(self, are_kept: bool = True) -> None:
-        self.model = self.final = self
-        self.watched, self._are_kept = list[Any](), are_kept
-
-    def holds(self, parameters: Any) -> bool:
-        return True
-
-    def are_kept(self, watched: Any) -> bool:
-        return self._are_kept
-
-
 def is_alarmed(layer: Adapter, scaling: float, are_kept: bool = True) -> bool:
-    merge = Merge(layer)
-    merge.begin([Trained(are_kept)])  # type: ignore[list-item]
+    """``are_kept``: nothing else has written the adapter since the last step of its training."""
+    merge, final = Merge(layer), SimpleNamespace(are_kept=lambda watched: are_kept)
+    model = SimpleNamespace(holds=lambda parameters: True, watched=[], final=final)
+    merge.begin([SimpleNamespace(model=model)])  # type: ignore[list-item]
     layer.merge(scaling)
     alarms: list[Alarm] = []
     merge.end(alarms.append)

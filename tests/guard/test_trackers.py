@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -26,19 +27,6 @@ TEXT = (
 )
 
 
-class Run:
-    """A run of wandb."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def log(self, numbers: dict[str, float], commit: bool = True) -> None:
-        self.calls.append((numbers, commit))
-
-    def alert(self, title: str, text: str) -> None:
-        self.calls.append(text)
-
-
 @pytest.fixture(autouse=True)
 def nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*trackers.WRITERS, "wandb"):
@@ -46,8 +34,9 @@ def nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    run = Run()
+def run(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A run of wandb."""
+    run = Mock()
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))  # type: ignore[arg-type]
     return run
 
@@ -59,14 +48,15 @@ def test_run_without_trackers_imports_nothing() -> None:
     assert set(sys.modules) == before
 
 
-def test_numbers_are_sent_now_and_then_and_alarms_at_once(run: Run) -> None:
+def test_numbers_are_sent_now_and_then_and_alarms_at_once(run: Mock) -> None:
     all_of_them = Trackers()
     for _ in range(10):
         all_of_them.send(3, NUMBERS, [])
     all_of_them.send(3, NUMBERS, ["a fault"])
     all_of_them.send(3, NUMBERS, [])
     all_of_them.send(3, NUMBERS, [], is_last=True)
-    assert run.calls == [(NUMBERS, False), (NUMBERS, False), "a fault", (NUMBERS, False)]
+    numbers = call.log(NUMBERS, commit=False)
+    assert run.mock_calls == [numbers, numbers, call.alert("guard", "a fault"), numbers]
 
 
 class Writer:
@@ -93,12 +83,9 @@ def test_module_of_that_name_that_has_no_run_gets_nothing(monkeypatch: pytest.Mo
 
 
 def test_tracker_that_raises_gets_nothing_more_and_others_go_on(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(run, "log", fail)
+    run.log.side_effect = OSError("no network")
     module: Any = SimpleNamespace(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, trackers.WRITERS[0], module)
     writers = [Writer(is_open=False), Writer()]

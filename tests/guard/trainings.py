@@ -208,8 +208,6 @@ class Loop:
         with torch.no_grad():
             if self.has("perturbed"):
                 parameter.add_(1e-3)
-            if self.has("nan_weight"):
-                self.model.out.weight.view(-1)[3] = torch.nan
             if self.has("flipped"):
                 weight: Any = self.model.out.weight
                 part = weight.to_local() if hasattr(weight, "to_local") else weight

@@ -17,7 +17,7 @@ import pytest
 
 from harness.rank import forks, supervisor
 from harness.rank.forks import Child, Children
-from tests.sandbox import PATIENCE, ROOT, within
+from tests.sandbox import PATIENCE, ROOT, lives, within
 
 linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the death of a parent")
 
@@ -189,14 +189,7 @@ def test_a_child_with_a_session_takes_its_processes_along(tmp_path: Path) -> Non
         for _ in children.hear():
             pass
     pid = int((tmp_path / "pid").read_text())
-    within(PATIENCE, lambda: not _lives(pid), "the end of the process")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    within(PATIENCE, lambda: not lives(pid), "the end of the process")
 
 
 @linux

@@ -18,7 +18,7 @@ import pytest
 from harness.rank import run_folder, supervisor
 from harness.system.launch_token import TOKEN
 from harness.system.processes import members
-from tests.sandbox import PATIENCE, ROOT, within
+from tests.sandbox import PATIENCE, ROOT, lives, within
 
 linux = pytest.mark.skipif(not supervisor.LINUX, reason="only Linux signals the death of a parent")
 
@@ -77,10 +77,6 @@ def processes_of(token: str, script: str) -> list[psutil.Process]:
     return sorted(processes, key=lambda process: process.create_time())
 
 
-def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
 @linux
 @pytest.mark.parametrize("who", [HARNESS, TORCHRUN, RANK], ids=["harness", "keeper", "rank"])
 def test_everything_below_a_killed_process_ends(token: str, who: str) -> None:
@@ -88,7 +84,11 @@ def test_everything_below_a_killed_process_ends(token: str, who: str) -> None:
     killed = processes_of(token, who)[0]
     below = killed.children(recursive=True) if who is not RANK else []
     killed.kill()
-    within(PATIENCE, lambda: not any(map(alive, below[:2])), "the end of the children")
+    within(
+        PATIENCE,
+        lambda: not any(lives(process.pid) for process in below[:2]),
+        "the end of the children",
+    )
     if who is not TORCHRUN:  # without the keeper, only end_all ends what ranks started
         within(PATIENCE, lambda: not members(token), "the end of all")
     process.kill()
