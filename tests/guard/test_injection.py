@@ -10,17 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.bugs import catalog
-from harness.bugs.lookup import lookup
-from harness.bugs.results import Status
-from harness.rank.guard.settings import VARIABLE, VISIBLE, Settings
+from harness.rank.guard.settings import VARIABLE, Settings
 from harness.system.errors import Fault
 from harness.system.files import locked
-from harness.training.guard import injection, known
+from harness.training.guard import injection
 from harness.training.guard.injection import CODE, SETTINGS
 
 
@@ -202,53 +198,3 @@ def test_the_folder_of_a_killed_command_is_removed_by_the_next_one(cache: Path) 
     with locked(cache / ".run.lives" / "lock"), injection.run_folder(Settings()):
         assert not (cache / ".run.killed").exists()
         assert (cache / ".run.lives").is_dir()
-
-
-# -- known bugs --
-
-
-@pytest.fixture(scope="module")
-def bugs() -> list[dict[str, Any]]:
-    return list(known.bugs())
-
-
-def of(bugs: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    (bug,) = (bug for bug in bugs if bug["name"] == name)
-    return bug
-
-
-@pytest.mark.slow
-def test_a_bug_has_its_releases_settings_remedy_and_signature(bugs: list[dict[str, Any]]) -> None:
-    bug = of(bugs, "trainer_gas_twice")
-    assert bug["certain"]
-    assert bug["settings"] == {"gradient_accumulation_steps": {"above": 1}, "trainer": True}
-    assert bug["remedy"] == "use transformers 5.5.4 or later"
-    assert set(bug["signature"]) == {"accumulation/weight/1/k", "gradients/longer/1/k"}
-    releases = bug["affected"]["transformers"]
-    assert {"5.2.0", "5.5.3"} <= set(releases)
-    assert "5.5.4" not in releases
-    for release in releases:
-        assert lookup(bug["name"], {"transformers": release}).status is Status.AFFECTED
-
-
-@pytest.mark.slow
-def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, Any]]) -> None:
-    for bug in bugs:
-        scenario = catalog.scenario(bug["name"])
-        decides = scenario.seen and not scenario.seen_in_part
-        visible = set(VISIBLE) | ({"code"} if decides else set())
-        assert set(bug["settings"]) - {"resumed"} == set(scenario.settings) & set(VISIBLE)
-        # who does not resume does not meet it
-        assert ("resumed" in bug["settings"]) == (len(scenario.launches) > 1)
-        assert not bug["certain"] or set(scenario.settings) <= visible
-    certain = {bug["name"] for bug in bugs if bug["certain"]}
-    assert "zero2_micro_batches_lost" in certain
-    assert {"bf16_stage0_resume", "zero_bubble_ddp", "static_graph_manual"} <= certain
-    # A resume between two epochs, and a Compose that draws nothing, are right.
-    assert not {"resume_replays_epoch", "albumentations_workers"} & certain
-    assert of(bugs, "dpo_gas")["seen"]  # TRL's other trainers do not have it
-
-
-@pytest.mark.slow
-def test_packages_have_the_names_of_their_modules(bugs: list[dict[str, Any]]) -> None:
-    assert "ignite" in of(bugs, "ignite_gas_loss")["affected"]
