@@ -318,6 +318,8 @@ class Mailbox:
 
     def silent_ranks(self) -> list[int]:
         """The ranks that have posted nothing in a check that is open, as they take no step."""
+        if self._thread is not None and self._thread.is_alive():
+            return []  # it waits for a store that does not answer, as this thread would
         posted = {rank for one in self._open.values() for rank in one.posts}
         is_up = self._store is not None and not self.failed
         for optimizer, check in list(self._open) if is_up else ():
