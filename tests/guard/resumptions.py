@@ -155,7 +155,7 @@ def resumes(load: Load, make: Any = adam, how: str = "ddp", name: str = "checkpo
     return act
 
 
-def edited(edit: Callable[[State], object], strict: bool = True) -> Act:
+def resumes_with(edit: Callable[[State], object], strict: bool = True) -> Act:
     """Edit the state that is loaded."""
 
     def load(training: Training, state: State, _: Path) -> None:
@@ -165,7 +165,7 @@ def edited(edit: Callable[[State], object], strict: bool = True) -> Act:
     return resumes(load)
 
 
-def whole(training: Training, state: State, _: Path) -> None:
+def load_all(training: Training, state: State, _: Path) -> None:
     training.load(state)
 
 
@@ -186,17 +186,17 @@ def save_through_memory(folder: Path) -> None:
     dist.barrier()
 
 
-def weights_alone(training: Training, state: State, _: Path) -> None:
+def load_weights(training: Training, state: State, _: Path) -> None:
     training.net.load_state_dict(state["model"])
 
 
-def body_alone(training: Training, state: State, _: Path) -> None:
+def load_body(training: Training, state: State, _: Path) -> None:
     """A warm start with another head."""
     body = {name: value for name, value in state["model"].items() if not name.startswith("head")}
     training.net.load_state_dict(body, strict=False)
 
 
-def own_state(load: Load) -> Load:
+def then_own_state(load: Load) -> Load:
     """The optimizer loads its own state, as a package does for its device."""
 
     def load_both(training: Training, state: State, folder: Path) -> None:
@@ -206,7 +206,7 @@ def own_state(load: Load) -> Load:
     return load_both
 
 
-def under_other_names(training: Training, state: State, _: Path) -> None:
+def load_under_other_names(training: Training, state: State, _: Path) -> None:
     training.load(state)
     training.model = nn.parallel.DistributedDataParallel(nn.Sequential(training.net))
 
@@ -225,7 +225,7 @@ def save_average(folder: Path) -> None:
 
 
 @torch.no_grad()
-def with_average(training: Training) -> State:
+def average_weights(training: Training) -> State:
     """A state whose weights are an average; the others are in a list."""
     raw = [value.clone() for value in training.net.parameters()]
     for value in training.net.parameters():
@@ -234,7 +234,7 @@ def with_average(training: Training) -> State:
 
 
 @torch.no_grad()
-def raw_weights(training: Training, state: State, _: Path) -> None:
+def load_raw_weights(training: Training, state: State, _: Path) -> None:
     training.load(state)
     for value, raw in zip(training.net.parameters(), state["raw"], strict=True):
         value.copy_(raw)
@@ -243,12 +243,12 @@ def raw_weights(training: Training, state: State, _: Path) -> None:
 def save_two_files(folder: Path) -> None:
     training = Training().train(DONE)
     save(training.net.state_dict(), folder / "raw.pt")
-    state = with_average(training)
+    state = average_weights(training)
     del state["raw"]
     save(state, folder / "checkpoint.pt")
 
 
-def another_rate(training: Training, state: State, _: Path) -> None:
+def load_with_another_rate(training: Training, state: State, _: Path) -> None:
     state["optimizer"]["param_groups"][0]["lr"] = RATE
     training.net.load_state_dict(state["model"])
     training.optimizer.load_state_dict(state["optimizer"])
@@ -292,20 +292,20 @@ def train_two(folder: Path, is_resumed: bool) -> None:
         save({**training.state(), "second": second.state_dict()}, folder / "checkpoint.pt")
 
 
-def around(training: Training) -> None:
+def wrap_optimizer(training: Training) -> None:
     training.optimizer = Slow(training.optimizer)
 
 
 def save_slow(folder: Path) -> None:
     training = Training()
-    around(training)
+    wrap_optimizer(training)
     save(training.train(DONE).state(), folder / "checkpoint.pt")
 
 
-def wrapped_after_the_load(training: Training, state: State, _: Path) -> None:
+def load_then_wrap(training: Training, state: State, _: Path) -> None:
     """The save came right after a pull, so the weights are the slow ones."""
     training.load(state)
-    around(training)
+    wrap_optimizer(training)
 
 
 # -- with torch.distributed.checkpoint, or shards --
@@ -350,7 +350,7 @@ def fill(training: Training, state: State, options: Any = None) -> None:
     )
 
 
-def gathered(training: Training) -> State:
+def gathered_state(training: Training) -> State:
     """Rank 0 writes what it gathered of the shards."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     model, optimizer = get_state_dict(training.model, training.optimizer, options=options)
@@ -366,20 +366,26 @@ def change_shard(training: Training) -> None:
 
 Forms = dict[str, tuple[Act, Act]]
 RIGHT: Forms = {
-    "usual": (saves(), resumes(whole)),
-    "without_moments": (saves(descent), resumes(whole, descent)),
-    "moved_and_renamed": (rename, resumes(whole, name="last.pt")),
+    "usual": (saves(), resumes(load_all)),
+    "without_moments": (saves(descent), resumes(load_all, descent)),
+    "moved_and_renamed": (rename, resumes(load_all, name="last.pt")),
     "through_memory": (
         save_through_memory,
         resumes(lambda training, state, _: training.load(state["states"][0])),
     ),
-    "new_optimizer_on_purpose": (saves(), resumes(weights_alone)),
-    "part_of_the_model": (saves(), resumes(body_alone)),
-    "part_of_the_model_without_moments": (saves(descent), resumes(own_state(body_alone), descent)),
-    "own_state_of_a_new_optimizer": (saves(), resumes(own_state(weights_alone))),
-    "another_model": (saves(), resumes(under_other_names, how="")),
-    "averaged_weights": (save_average, edited(lambda state: state.update(model=state["raw"]))),
-    "averaged_weights_without_names": (saves(state_of=with_average), resumes(raw_weights)),
+    "new_optimizer_on_purpose": (saves(), resumes(load_weights)),
+    "part_of_the_model": (saves(), resumes(load_body)),
+    "part_of_the_model_without_moments": (
+        saves(descent),
+        resumes(then_own_state(load_body), descent),
+    ),
+    "own_state_of_a_new_optimizer": (saves(), resumes(then_own_state(load_weights))),
+    "another_model": (saves(), resumes(load_under_other_names, how="")),
+    "averaged_weights": (
+        save_average,
+        resumes_with(lambda state: state.update(model=state["raw"])),
+    ),
+    "averaged_weights_without_names": (saves(state_of=average_weights), resumes(load_raw_weights)),
     "averaged_weights_in_two_files": (
         save_two_files,
         resumes(
@@ -388,15 +394,15 @@ RIGHT: Forms = {
             )
         ),
     ),
-    "another_rate_on_purpose": (saves(), resumes(another_rate)),
+    "another_rate_on_purpose": (saves(), resumes(load_with_another_rate)),
     "earlier_save": (save_twice, go_on_from_the_best),
-    "rolled_back": (roll_back, resumes(whole)),
+    "rolled_back": (roll_back, resumes(load_all)),
     "other_parts_frozen": (saves(), resumes(freeze_body, how="")),
     "two_optimizers": (
         lambda folder: train_two(folder, is_resumed=False),
         lambda folder: train_two(folder, is_resumed=True),
     ),
-    "state_around_the_optimizer_made_after_the_load": (save_slow, resumes(wrapped_after_the_load)),
+    "state_around_the_optimizer_made_after_the_load": (save_slow, resumes(load_then_wrap)),
     "distributed": (save_distributed("ddp"), resume_distributed("ddp")),
     "sharded": (save_distributed("fsdp2"), resume_distributed("fsdp2")),
     "sharded_while_it_trains": (
@@ -405,7 +411,7 @@ RIGHT: Forms = {
     ),
     "sharded_to_copies": (save_distributed("fsdp2"), resume_distributed("ddp")),
     "gathered_shards": (
-        saves(state_of=gathered, how="fsdp2"),
+        saves(state_of=gathered_state, how="fsdp2"),
         resumes(
             lambda training, state, _: fill(
                 training, state, StateDictOptions(full_state_dict=True)
@@ -433,29 +439,29 @@ def change_weight(training: Training, state: State, _: Path) -> None:
         training.net.norm.weight[0] += 1
 
 
-def slow_state_lost(training: Training, state: State, _: Path) -> None:
-    around(training)
+def wrap_then_load(training: Training, state: State, _: Path) -> None:
+    wrap_optimizer(training)
     training.load(state)
 
 
 WRONG: Forms = {
-    "moment_lost": (saves(), edited(lose_moment)),
+    "moment_lost": (saves(), resumes_with(lose_moment)),
     "state_of_a_parameter_lost": (
         saves(),
-        edited(lambda state: state["optimizer"]["state"].pop(2)),
+        resumes_with(lambda state: state["optimizer"]["state"].pop(2)),
     ),
     "weight_not_saved": (
         saves(),
-        edited(lambda state: state["model"].pop("head.weight"), strict=False),
+        resumes_with(lambda state: state["model"].pop("head.weight"), strict=False),
     ),
-    "moments_in_another_order": (saves(), edited(exchange_moments)),
+    "moments_in_another_order": (saves(), resumes_with(exchange_moments)),
     "one_rank_lost_a_weight": (saves(), resumes(change_weight)),
     # The names in the file begin with ``module``, and a load that is not strict ignores them.
     "names_of_a_wrapper": (
         saves(state_of=lambda one: {**one.state(), "model": one.model.state_dict()}),
-        edited(lambda state: None, strict=False),
+        resumes_with(lambda state: None, strict=False),
     ),
-    "state_around_the_optimizer_lost": (save_slow, resumes(slow_state_lost)),
+    "state_around_the_optimizer_lost": (save_slow, resumes(wrap_then_load)),
     # The load fills tensors, and the loop gives the optimizer its own rate again.
     "rate_not_filled": (save_distributed("ddp"), resume_distributed("ddp", keeps_rate=True)),
     # Rank 1 has other values of a weight after the load.

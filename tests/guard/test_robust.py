@@ -24,7 +24,9 @@ def results() -> dict[str, Any]:
     return {}
 
 
-def harmed(under_guard: Trainer, harm: str, training: str = "ddp", watched: bool = True) -> Run:
+def run_with_harm(
+    under_guard: Trainer, harm: str, training: str = "ddp", watched: bool = True
+) -> Run:
     return under_guard(training, steps=STEPS, watched=watched, request={"harm": harm})
 
 
@@ -88,7 +90,7 @@ def test_a_fault_of_guard_is_one_line_or_a_note_and_changes_no_training(
     note: str | None,
     results: dict[str, Any],
 ) -> None:
-    run = harmed(under_guard, harm)
+    run = run_with_harm(under_guard, harm)
 
     assert tuple(len(stops(run, rank)) for rank in (0, 1)) == stopped
     assert len(lines(run, 1)) == stopped[1]
@@ -113,7 +115,7 @@ def test_a_fault_of_guard_is_one_line_or_a_note_and_changes_no_training(
 def test_the_summary_says_what_a_fault_of_guard_left_unseen(
     under_guard: Trainer, harm: str, steps: int, told: str
 ) -> None:
-    run = harmed(under_guard, harm)
+    run = run_with_harm(under_guard, harm)
     assert told in " ".join(run.summary["not_seen"])
     assert ("no alarm" in "".join(lines(run, 0))) == (harm != "first_handler_fails")
     assert run.summary["steps"] == steps
@@ -124,7 +126,7 @@ def test_the_summary_says_what_a_fault_of_guard_left_unseen(
 def test_steps_that_a_graph_captures_are_not_checked(
     under_guard: Trainer, results: dict[str, Any]
 ) -> None:
-    run = harmed(under_guard, "captures_graph")
+    run = run_with_harm(under_guard, "captures_graph")
 
     assert run.summary["checked"][0] == harms.STEP
     assert len(run.summary["checked"]) >= FIRST_CHECKS
@@ -144,7 +146,7 @@ def test_steps_that_a_graph_captures_are_not_checked(
     ],
 )
 def test_ranks_end_as_without_guard(under_guard: Trainer, training: str, harm: str) -> None:
-    with_guard, without = (harmed(under_guard, harm, training, on) for on in (True, False))
+    with_guard, without = (run_with_harm(under_guard, harm, training, on) for on in (True, False))
 
     assert with_guard.codes == without.codes
     assert with_guard.results == without.results
@@ -157,7 +159,7 @@ def test_ranks_end_as_without_guard(under_guard: Trainer, training: str, harm: s
     ("harm", "code"), [("terminated_in_check", -15), ("terminated_with_handler", 7)]
 )
 def test_signal_ends_a_rank_in_a_check(under_guard: Trainer, harm: str, code: int) -> None:
-    run = harmed(under_guard, harm)
+    run = run_with_harm(under_guard, harm)
 
     assert run.codes == [code, code]
     assert all("terminate called" not in log and "Traceback" not in log for log in run.logs)

@@ -34,7 +34,7 @@ def descent(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1)
 
 
-def armed(model: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
+def begin_check(model: nn.Module, optimizer: torch.optim.Optimizer) -> Training:
     """A training in a check."""
     training = Training(optimizer, 0)
     others = set(Modules().parameters)  # models of other tests may still be there
@@ -48,9 +48,9 @@ def backward(training: Training, model: nn.Module, place: str = "") -> None:
     model(torch.ones(1, 3)).sum().backward()
 
 
-def checked(model: nn.Module, optimizer: Any, edit: Edit) -> tuple[Training, Post]:
+def checked_step(model: nn.Module, optimizer: Any, edit: Edit) -> tuple[Training, Post]:
     """A training after a checked step, with an edit before the step; and what it posts."""
-    training = armed(model, optimizer)
+    training = begin_check(model, optimizer)
     backward(training, model)
     training.checked.samples.end_backward()
     edit(training, model)
@@ -74,7 +74,7 @@ def post_of(places: str, batches: int, in_backward: Callable[[nn.Module], None] 
     cleared afterwards, or taken by a wrapper in the backward."""
     model = nn.Linear(3, 2)
     optimizer = descent(model)
-    training = armed(model, optimizer)
+    training = begin_check(model, optimizer)
     for count, place in enumerate(places, 1):
         backward(training, model, place)
         if count < len(places):
@@ -135,7 +135,7 @@ def test_copies_that_a_wrapper_steps_are_not_foreign(is_wrapped: bool, foreign: 
             training.role.inner_steps = 1
             training.end_wrapper_step()
 
-    assert checked(model, optimizer, wrap)[1].gradients.foreign == foreign
+    assert checked_step(model, optimizer, wrap)[1].gradients.foreign == foreign
 
 
 # -- clipping --
@@ -156,7 +156,7 @@ def clips(*calls: tuple[int, float]) -> Edit:
 
 def test_norms_are_those_before_the_clipping() -> None:
     model = nn.Linear(3, 2)
-    _, post = checked(model, descent(model), clips((2, 2.0)))
+    _, post = checked_step(model, descent(model), clips((2, 2.0)))
     norm, limit = post.tensors["clipped"].tolist()
     assert limit == 0.5
     assert norm == pytest.approx(float(post.tensors["norms"].norm())) == pytest.approx(math.sqrt(8))
@@ -166,7 +166,7 @@ def test_norms_are_those_before_the_clipping() -> None:
 @pytest.mark.parametrize("calls", [[(1, 2.0)], [(2, math.inf)], [(2, 2.0)] * 2])
 def test_a_part_of_the_gradients_and_other_norms_are_not_compared(calls: Any) -> None:
     model = nn.Linear(3, 2)
-    assert "norms" not in checked(model, descent(model), clips(*calls))[1].tensors
+    assert "norms" not in checked_step(model, descent(model), clips(*calls))[1].tensors
 
 
 def test_clipping_is_late_if_no_backward_ran_since_the_step() -> None:
@@ -207,7 +207,7 @@ def test_file_with_other_weights_is_told(content: Any, expected: list[str]) -> N
     model = nn.Linear(3, 2)
     optimizer = descent(model)
     first = {name: value.clone() for name, value in model.state_dict().items()}
-    training, _ = checked(model, optimizer, nothing)
+    training, _ = checked_step(model, optimizer, nothing)
     training.model.is_complete = True  # other tests of this process may have a group
     training.note_file("/folder/last.ckpt", content(first, model.state_dict()))
     training.save("/folder/last.ckpt", None, [], [])
@@ -236,7 +236,7 @@ def test_training_of_a_package_that_reduces_is_not_alone() -> None:
     """Its forward may call collectives, which are no averages of weights."""
     model = nn.Linear(3, 3)
     optimizer = descent(model)
-    training = armed(model, optimizer)
+    training = begin_check(model, optimizer)
     assert training.checked.is_unreduced
     assert training.model.modules is not None
     training.model.modules.has_engine = True
@@ -265,7 +265,7 @@ def test_update_of_each_parameter_is_compared_in_turn() -> None:
     """Also where a part has more parameters than updates are compared in a check."""
     model = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(8 * MOST))
     optimizer = descent(model)
-    training = armed(model, optimizer)
+    training = begin_check(model, optimizer)
     compared: set[int] = set()
     for _ in range(4 * turns(len(model))):
         for parameter in model:
@@ -296,7 +296,7 @@ def test_backward_of_the_graph_is_an_event_whoever_calls_it() -> None:
 def test_model_is_freed_with_its_optimizer() -> None:
     model = nn.Linear(3, 3)
     optimizer = descent(model)
-    training = armed(model, optimizer)
+    training = begin_check(model, optimizer)
     weight: Any = weakref.ref(model.weight)
     del model, optimizer
     gc.collect()

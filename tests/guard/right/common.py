@@ -57,12 +57,12 @@ def parallel(model: nn.Module, **settings: Any) -> Any:
     return nn.parallel.DistributedDataParallel(model, **settings)
 
 
-def alone(model: nn.Module) -> Any:
+def no_wrapper(model: nn.Module) -> Any:
     """Without a wrapper."""
     return model
 
 
-def usual(wrap: Callable[[nn.Module], Any] = parallel) -> tuple[Any, Any]:
+def net_and_adam(wrap: Callable[[nn.Module], Any] = parallel) -> tuple[Any, Any]:
     """A model and its optimizer."""
     model = wrap(Net())
     return model, torch.optim.AdamW(model.parameters(), 1e-3)
@@ -115,7 +115,7 @@ def trained(
 
 def reading(loader: Any, sampler: Any = None, between: Any = None) -> Steps:
     """Train on epochs of a loader; ``between`` them something gets the model."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
 
     def epochs() -> Iterator[Any]:
         for epoch in range(10**6):

@@ -15,14 +15,14 @@ from .common import (
     WIDTH,
     Net,
     Steps,
-    alone,
     batches,
     classes_loss,
     loop,
     mean_over_ranks,
+    net_and_adam,
+    no_wrapper,
     parallel,
     trained,
-    usual,
     weights_of,
 )
 
@@ -84,7 +84,7 @@ def noise() -> Steps:
 @loop
 def noise_without_a_wrapper() -> Steps:
     NOISE.manual_seed(5)
-    return _edited(_noise, wrap=alone)
+    return _edited(_noise, wrap=no_wrapper)
 
 
 @loop
@@ -164,7 +164,7 @@ def _tasks(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
 @loop
 def conflicts_projected() -> Steps:
     """PCGrad: the gradients of two tasks, without what is against the other."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     weights = list(model.parameters())
     for batch in batches():
         losses = []
@@ -184,7 +184,7 @@ def conflicts_projected() -> Steps:
 @loop
 def gradient_is_measured_first() -> Steps:
     """A backward measures the gradient of one task, and its result is not used."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for batch in batches():
         _tasks(model, batch)[0].backward()
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
@@ -201,7 +201,7 @@ def gradient_is_measured_first() -> Steps:
 @loop
 def steps_skipped_by_norm() -> Steps:
     """Large gradients are thrown away: half of all steps."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     generator = torch.Generator().manual_seed(3)
     for batch in batches():
         loss = classes_loss(model, batch)
@@ -217,7 +217,7 @@ def steps_skipped_by_norm() -> Steps:
 @loop
 def weighted_by_rows() -> Steps:
     """Ranks have batches of different sizes, and the loop weighs their gradients."""
-    model, optimizer = usual(alone)
+    model, optimizer = net_and_adam(no_wrapper)
     count = 3 + 2 * dist.get_rank()
     total = sum(3 + 2 * rank for rank in range(dist.get_world_size()))
     for x, y in batches(rows=8):
@@ -258,7 +258,7 @@ def frozen_by_zeros() -> Steps:
 @loop
 def limit_times_the_scale() -> Steps:
     """Gradients are clipped while they are scaled, to a limit that is scaled, too."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     scaler = torch.amp.GradScaler("cpu", 2.0**14)
     for batch in batches():
         optimizer.zero_grad()
@@ -292,7 +292,7 @@ def multipliers() -> Steps:
 
 LOOPS: dict[str, Callable[[], Steps]] = {
     "each_is_clipped": lambda: _edited(_clip_each),
-    "each_is_clipped_without_a_wrapper": lambda: _edited(_clip_each, wrap=alone),
+    "each_is_clipped_without_a_wrapper": lambda: _edited(_clip_each, wrap=no_wrapper),
     "units_are_clipped": lambda: _edited(_clip_units),
     "values_are_clipped": lambda: _edited(
         lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 1e-3)

@@ -22,9 +22,9 @@ from .common import (
     classes_loss,
     loop,
     mean_over_ranks,
+    net_and_adam,
     parallel,
     trained,
-    usual,
 )
 
 
@@ -94,7 +94,7 @@ def of_two_classes() -> Steps:
 
 @loop
 def micro_batches_of_local_steps() -> Steps:
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     data = batches()
     for step in itertools.count(1):
         for _ in range(2):
@@ -111,7 +111,7 @@ def micro_batches_of_local_steps() -> Steps:
 @loop
 def difference_is_averaged() -> Steps:
     """The ranks move a common copy by the mean of what they have moved, with momentum."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     weights = list(model.parameters())
     common = [weight.detach().clone() for weight in weights]
     speed = [torch.zeros_like(weight) for weight in weights]

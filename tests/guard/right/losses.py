@@ -18,13 +18,13 @@ from .common import (
     Net,
     Steps,
     Table,
-    alone,
     batches,
     classes_loss,
     loop,
+    net_and_adam,
+    no_wrapper,
     parallel,
     trained,
-    usual,
     weights_of,
 )
 
@@ -95,7 +95,7 @@ def learned_weights() -> Steps:
 
 
 def _two_backwards(separate_loaders: bool) -> Steps:
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     others = batches(Table(seed=2)) if separate_loaders else None
     for x, y in batches():
         optimizer.zero_grad()
@@ -114,7 +114,7 @@ def _own_mean(model: Any, x: Tensor, y: Tensor) -> Tensor:
 @loop
 def tasks_in_one_place() -> Steps:
     """Several losses of one batch, each a mean, have backwards in one line: they are added."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for x, y in batches():
         optimizer.zero_grad()
         for task in range(3):
@@ -127,7 +127,7 @@ def tasks_in_one_place() -> Steps:
 @loop
 def own_mean_of_micro_batches() -> Steps:
     """It is multiplied by the number of micro-batches, and divided by it twice."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     data = batches()
     while True:
         optimizer.zero_grad()
@@ -142,7 +142,7 @@ def own_mean_of_micro_batches() -> Steps:
 @loop
 def own_mean_whose_gradients_are_divided() -> Steps:
     """The loop divides the gradients by the number of micro-batches."""
-    model, optimizer = usual(alone)
+    model, optimizer = net_and_adam(no_wrapper)
     data = batches()
     while True:
         optimizer.zero_grad()
@@ -159,7 +159,7 @@ def own_mean_whose_gradients_are_divided() -> Steps:
 @loop
 def features_are_cached() -> Steps:
     """A contrastive loss of several parts of a batch: their features get the gradients later."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for x, _ in batches(rows=8):
         optimizer.zero_grad()
         with torch.no_grad():
@@ -195,7 +195,7 @@ def _other_terms_of_all_ranks(penalty_of: Any) -> Steps:
 @loop
 def auxiliary_loss_ends() -> Steps:
     """Two auxiliary losses of the first steps have backwards of their own."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for step, (x, y) in enumerate(batches()):
         optimizer.zero_grad()
         if step < 8:
@@ -401,7 +401,7 @@ def padded_rows() -> Steps:
 
 def _several_backwards(losses_of: Any) -> Steps:
     """Several losses of one batch have a backward each, in one line of code."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for batch in batches():
         optimizer.zero_grad()
         for loss in losses_of(model, *batch):

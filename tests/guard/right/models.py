@@ -19,14 +19,14 @@ from .common import (
     Net,
     Steps,
     Table,
-    alone,
     batches,
     classes_loss,
     loop,
     mean_over_ranks,
+    net_and_adam,
+    no_wrapper,
     parallel,
     trained,
-    usual,
 )
 
 
@@ -340,7 +340,7 @@ def _with_average_on_rank_0(wrap: Any) -> Steps:
 
 def _going_back(change: Any, before_step: Any = lambda model: None) -> Steps:
     """Goes back to a saved state, which the loop then changes."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     file = io.BytesIO()
 
     def before(step: int, _: Any) -> None:
@@ -457,5 +457,5 @@ LOOPS: dict[str, Callable[[], Steps]] = {
     "expert_of_each_rank_that_begins_alike": lambda: _own_expert(is_alike=True),
     "stochastic_depth": lambda: _of(Depth(), find_unused_parameters=True),
     "average_on_rank_0": lambda: _with_average_on_rank_0(parallel),
-    "average_on_rank_0_without_a_wrapper": lambda: _with_average_on_rank_0(alone),
+    "average_on_rank_0_without_a_wrapper": lambda: _with_average_on_rank_0(no_wrapper),
 }

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel, usual
+from .common import Net, Steps, batches, classes_loss, loop, net_and_adam, parallel
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def sharpness_aware_optimizer() -> Steps:
 @loop
 def adversarial() -> Steps:
     """The loss of a row is that of its worst neighbour: a backward finds that."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for x, y in batches():
         worst = x.clone().requires_grad_()
         F.cross_entropy(model(worst), y).backward()
@@ -92,7 +92,7 @@ def adversarial() -> Steps:
 
 @loop
 def adversarial_steps() -> Steps:
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     for x, y in batches():
         worst = x.clone()
         for _ in range(3):

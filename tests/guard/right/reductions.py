@@ -18,9 +18,9 @@ from .common import (
     classes_loss,
     loop,
     mean_over_ranks,
+    net_and_adam,
     parallel,
     trained,
-    usual,
     weights_of,
 )
 
@@ -43,7 +43,7 @@ def one_flat_reduction() -> Steps:
 
 
 def _groups(by_size: bool, per_epoch: int = 10) -> Steps:
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     data, group = batches(Table(80)), 4
     while True:
         for number, batch in zip(range(per_epoch), data, strict=False):
@@ -79,7 +79,7 @@ def accumulation_of_all_ranks() -> Steps:
 @loop
 def last_micro_batch_apart() -> Steps:
     """As torch's documentation of no_sync does it."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     data = batches()
     while True:
         with model.no_sync():

@@ -30,9 +30,9 @@ from .common import (
     batches,
     classes_loss,
     loop,
+    net_and_adam,
     reading,
     trained,
-    usual,
 )
 
 
@@ -274,7 +274,7 @@ def new_dataset_each_round() -> Steps:
 @loop
 def labelled_and_not() -> Steps:
     """Two loaders of different lengths in one step."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     others = batches(Table(40, seed=5), rows=8)
     for x, y in batches(Table(24)):
         unlabelled, _ = next(others)
@@ -321,7 +321,7 @@ def made_when_read() -> Steps:
 @loop
 def unlike_numbers_of_batches() -> Steps:
     """Ranks with fewer batches follow the others to the end of each epoch."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     data = batches()
     for _ in range(3):
         with model.join():
@@ -337,7 +337,7 @@ def unlike_numbers_of_batches() -> Steps:
 def two_models_with_one_seed() -> Steps:
     """Actor and critic train on one dataset, each in epochs of its own, with samplers alike."""
     for _ in range(2):
-        model, optimizer = usual()
+        model, optimizer = net_and_adam()
         loader = DataLoader(TABLE, ROWS, sampler=DistributedSampler(TABLE))
         yield from trained(model, optimizer, loader)
 
@@ -372,7 +372,7 @@ def labelled_rows_in_each_batch() -> Steps:
 @loop
 def one_batch_for_all() -> Steps:
     """To measure the speed, all ranks train on one made-up batch; the loss is the loop's own."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     table = Table(16)
 
     def loss_of(model: Any, batch: Any) -> Tensor:

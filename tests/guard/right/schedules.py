@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import lr_scheduler
 
-from .common import Net, Steps, batches, classes_loss, loop, parallel, trained, usual
+from .common import Net, Steps, batches, classes_loss, loop, net_and_adam, parallel, trained
 
 
 def _by(make: Any, kind: Any = None, interval: int = 1) -> Steps:
@@ -84,7 +84,7 @@ def by_hand() -> Steps:
 @loop
 def overflows_now_and_then() -> Steps:
     """A loss scaler that grows often skips often; the schedule goes on only with steps."""
-    model, optimizer = usual()
+    model, optimizer = net_and_adam()
     schedule = lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     scaler = torch.amp.GradScaler("cpu", 2.0**14, growth_interval=2)
     for batch in batches():
