@@ -139,9 +139,12 @@ def saves(
     make: Any = adam, state_of: Callable[[Training], State] = Training.state, how: str = "ddp"
 ) -> Act:
     """Train and save a state of the training."""
-    return lambda folder: save(
-        state_of(Training(make, how=how).train(DONE)), folder / "checkpoint.pt"
-    )
+
+    def act(folder: Path) -> None:
+        training = Training(make, how=how).train(DONE)  # it lives while it is saved
+        save(state_of(training), folder / "checkpoint.pt")
+
+    return act
 
 
 def resumes(load: Load, make: Any = adam, how: str = "ddp", name: str = "checkpoint.pt") -> Act:
