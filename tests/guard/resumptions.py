@@ -7,6 +7,7 @@ A form is a pair of functions: the first one trains and saves, the second one lo
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import os
 import sys
@@ -54,7 +55,9 @@ def descent(parameters: Any) -> Any:
 class Training:
     """A model with its optimizer and schedule on this rank."""
 
-    def __init__(self, make: Callable[[Any], Any] = adam, seed: int = 0, how: str = "ddp") -> None:
+    def __init__(
+        self, make: Callable[[Any], Any] = adam, seed: int = 0, how: str = "ddp", decay: float = 1.0
+    ) -> None:
         torch.manual_seed(seed)
         self.net = Net()
         self.model: Any = self.net
@@ -65,7 +68,7 @@ class Training:
             for part in (self.net.body, self.net.head, self.net):
                 fully_shard(part, mesh=mesh)
         self.optimizer = make(self.net.parameters())
-        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+        self.schedule = LambdaLR(self.optimizer, lambda step: 1 / (1 + decay * step))
 
     def train(self, steps: int, start: int = 0) -> Training:
         for step in range(start, start + steps):
@@ -477,16 +480,15 @@ WRONG: Forms = {
 
 def save_tensors(folder: Path, has_all: bool = False, is_wrapped: bool = False) -> None:
     """Weights are in such a file; so are the moments, or the names are those of DDP's model."""
-    from safetensors.torch import save_file  # type: ignore[import-not-found]
-
-    training = Training().train(MORE + DONE)
+    files: Any = importlib.import_module("safetensors.torch")
+    training = Training(decay=0.0).train(MORE + DONE)
     if dist.get_rank() == 0:
         weights: nn.Module = training.model if is_wrapped else training.net
-        save_file(weights.state_dict(), folder / "model.safetensors")
+        files.save_file(weights.state_dict(), folder / "model.safetensors")
         state = training.optimizer.state_dict()
         if has_all:
             moments = {f"{n}.{k}": v for n, s in state["state"].items() for k, v in s.items()}
-            save_file(moments, folder / "optimizer.safetensors")
+            files.save_file(moments, folder / "optimizer.safetensors")
         else:
             torch.save(state, folder / "optimizer.pt")
     dist.barrier()
@@ -494,15 +496,14 @@ def save_tensors(folder: Path, has_all: bool = False, is_wrapped: bool = False) 
 
 def resume_tensors(folder: Path, has_all: bool = False, is_wrapped: bool = False) -> None:
     """The load is not strict if it knows no name of a wrapper."""
-    from safetensors.torch import load_file
-
-    training = Training(seed=1)
-    weights = load_file(folder / "model.safetensors")
+    files: Any = importlib.import_module("safetensors.torch")
+    training = Training(seed=1, decay=0.0)
+    weights = files.load_file(folder / "model.safetensors")
     training.net.load_state_dict(weights, strict=not is_wrapped)
     state: Any = training.optimizer.state_dict()
     if has_all:
         state["state"] = {}
-        for key, value in load_file(folder / "optimizer.safetensors").items():
+        for key, value in files.load_file(folder / "optimizer.safetensors").items():
             number, _, kind = key.partition(".")
             state["state"].setdefault(int(number), {})[kind] = value
     else:

@@ -21,6 +21,7 @@ from .live_objects import objects
 from .posting.posts import ParameterFacts, Post
 
 STEPS = "gradient_accumulation_steps"
+DISTRIBUTED_OPTIMIZER = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
 
 SENTENCES = {"resumed": "a checkpoint was loaded", "trainer": "the Trainer runs the loop"}
 """What a setting that is a flag means."""
@@ -130,7 +131,7 @@ def _of_trainer(arguments: Any) -> dict[str, Any]:
 
 
 def _of_megatron() -> dict[str, Any]:
-    """How megatron-core splits a model, and whether its distributed optimizer runs this step."""
+    """How megatron-core splits a model, and whether it has its distributed optimizer."""
     state = sys.modules.get("megatron.core.parallel_state")
     parts = {
         "tensor_parallel": _asked(state, "get_tensor_model_parallel_world_size"),
@@ -138,8 +139,9 @@ def _of_megatron() -> dict[str, Any]:
     }
     if not all(isinstance(number, int) for number in parts.values()):
         return {}
-    kinds = {type(caller).__name__ for _, caller in callers()}
-    return {**parts, "distributed_optimizer": "DistributedOptimizer" in kinds}
+    # Its step has ended when this one is looked at: it is no caller any more.
+    is_distributed = bool(objects((DISTRIBUTED_OPTIMIZER,)).get(DISTRIBUTED_OPTIMIZER))
+    return {**parts, "distributed_optimizer": is_distributed}
 
 
 def _of_engine(engine: Any) -> dict[str, Any]:
