@@ -70,7 +70,7 @@ from harness.training.guard import known
 from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import LAYOUTS, RELATIONS, Settings
 from harness.training.probe.probe_report import as_json, exit_code, status, text
-from harness.training.probe.prober import leased_gpus, probed
+from harness.training.probe.prober import Prober, leased_gpus
 from harness.training.probe.signatures import known_bugs
 from harness.training.probe.target import Target, names, target
 
@@ -301,16 +301,15 @@ def _answers(chosen: Target, settings: Settings, options: argparse.Namespace) ->
         for python, releases in options.environments:
             sites = patched, stack.enter_context(_site(releases, progress))
             environments.append((python, os.pathsep.join(filter(None, sites))))
-        return probed(
-            chosen,
-            settings,
-            environments,
+        prober = Prober(
             pool,
-            options.timeout,
-            numbers,
-            options.as_written,
-            lambda comparison: progress.show(status(comparison)),
+            environments=environments,
+            timeout=options.timeout,
+            gpus=numbers,
+            as_written=options.as_written,
+            report=lambda comparison: progress.show(status(comparison)),
         )
+        return prober.probe(chosen, settings)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.rank.probe.script_shims import SHIMMED
+from harness.rank.shims import SHIMMED
 from harness.system.machine import cache_folder, own_folder
 from harness.system.text import markdown_table
 from harness.training.probe.prober import FOLDER, USUAL, Loop

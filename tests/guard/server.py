@@ -26,10 +26,9 @@ import torch.utils.checkpoint
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import optimizer as optimizers
 
-from harness.rank import guard
+from harness.rank import guard, shims
 from harness.rank.guard.posting import budget
 from harness.rank.guard.settings import Settings
-from harness.rank.probe import script_shims
 from tests.guard import engine_faults, harms, right, trainings, user_code
 
 LIMIT = 90.0
@@ -85,7 +84,7 @@ def _become_rank(request: dict[str, Any], rank: int, port: int) -> None:
         settings = settings and {**settings, "out": out}
     else:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["ranks"]))
-    script_shims.install(request.get("shims", []), "cpu")
+    shims.install_for(request.get("shims", []), "cpu")
     if settings is not None:
         guard.start(Settings(**settings))
     if "script" in request:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.probe.recording.finite import Finite
+from harness.rank.probe.recording.record import Finite
 from harness.system.errors import Inconclusive
 from harness.training.probe.layouts import RANKS, Settings
 from tests.probe.probing import Probing, first_broken, refused

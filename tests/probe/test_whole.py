@@ -58,7 +58,7 @@ def test_ranks_of_one_model_see_the_same_rows() -> None:
 
 
 def reported(*losses: float) -> Run:
-    return Run(TWO, [], reported=[[(2 * n, "eval_loss", x) for n, x in enumerate(losses, 1)]])
+    return Run(TWO, [], reported=[(2 * n, "eval_loss", x) for n, x in enumerate(losses, 1)])
 
 
 @pytest.mark.parametrize(

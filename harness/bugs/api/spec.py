@@ -446,12 +446,16 @@ class Point:
     """
 
     name: str
-    upstream: str
+    """That of the package, a dot, and its own."""
     releases: str
     """The releases that need it, as a version specifier: ``<0.8``."""
     lanes: tuple[Lane, ...]
     why: str
     install: Callable[[Callable[[], None]], None]
+
+    @property
+    def upstream(self) -> str:
+        return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True)

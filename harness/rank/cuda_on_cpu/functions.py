@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from harness.rank.cuda_on_cpu import devices, nccl, norms, streams
+from harness.rank.cuda_on_cpu import devices, nccl, streams
 from harness.rank.cuda_on_cpu.devices import CPU, CUDA, Count
 from harness.rank.replacement import Substitute
 
@@ -136,7 +136,7 @@ FUNCTIONS: dict[str, Substitute] = {
     "torch.distributed.Work.get_future": nccl.get_future,
     f"{DDP}.__init__": nccl.without_gpus,
     f"{DDP}._passing_sync_batchnorm_handle": lambda *_: None,  # it refuses SyncBatchNorm on a CPU
-    "torch.nn.SyncBatchNorm.forward": norms.synchronized,
+    "torch.nn.SyncBatchNorm.forward": nccl.synchronized,
 }
 
 CLASSES: dict[str, Callable[[Count], type]] = {

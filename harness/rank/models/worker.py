@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from harness.rank import forks, shims, supervisor
-from harness.rank.models.answer import Answer
+from harness.rank.models.answer import Answer, Row
 from harness.rank.models.pairs import DEVICE
 from harness.rank.models.pool import ask_all, tasks
 from harness.rank.models.relations import QUESTIONS
@@ -45,8 +45,7 @@ def main() -> None:
     todo = [task for model in request["models"] for task in tasks(model, request["relations"])]
 
     def report(model: str, relation: str, answer: Answer) -> None:
-        message = {"model": model, "relation": relation, **answer.to_json()}
-        print(json.dumps(message), file=output)
+        print(json.dumps(Row(model, relation, answer).to_json()), file=output)
 
     ask_all(todo, request["jobs"], request["limit"], report)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.rank import supervisor
-from harness.rank.probe import constants, cuda_calls, exchange, seeds
+from harness.rank.probe import constants, cuda_calls, exchange
 from harness.rank.probe.exchange import Assignment
+from harness.rank.probe.recording import draws
 from harness.rank.probe.watch import Watch
 
 PEER_GRACE = 20
@@ -39,7 +40,7 @@ def main(folder: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     supervisor.set_name(f"rank {os.environ['RANK']}")
     importlib.import_module(assignment.imports)  # unless this process was forked with it
-    seeds.install(int(os.environ["RANK"]))
+    draws.seed(int(os.environ["RANK"]))
     if assignment.on_cpu:
         cuda_calls.install()
     watch = Watch(assignment, lambda: _leave(folder, watch))

@@ -14,18 +14,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from harness.rank import events
+from harness.rank import events, shims
 from harness.rank.guard.facts import impossible_bugs
-from harness.rank.probe import compiled, cuda_calls, modes, script_shims, seeds, settings
+from harness.rank.probe import compiled, cuda_calls, modes, settings
 from harness.rank.probe.exchange import Assignment
-from harness.rank.probe.findings import stops
 from harness.rank.probe.findings.averages import Averages
 from harness.rank.probe.findings.optimizers import Optimizers
 from harness.rank.probe.findings.saves import Saves
 from harness.rank.probe.findings.schedules import Schedules
 from harness.rank.probe.findings.unlike import objects_unlike_by_design, unlike_by_design
 from harness.rank.probe.findings.workers import Workers
-from harness.rank.probe.recording import losses
+from harness.rank.probe.recording import draws, losses
 from harness.rank.probe.recording.gradients import Gradients
 from harness.rank.probe.recording.micro_batches import MicroBatches
 from harness.rank.probe.recording.noise import Noise
@@ -132,7 +131,7 @@ class Watch:
         for watcher in (self.schedules, self.optimizers, self.workers, self.saves):
             watcher.install()
         self.model.on_evaluation = self.saves.evaluate
-        stops.install(self.record.note_stop)
+        draws.note_stops(self.record.note_stop)
 
     def _meet(self) -> None:
         """Prepare for the model, which is called for the first time."""
@@ -251,8 +250,8 @@ class Watch:
         if not self.record.steps:
             current |= {
                 "unlike": [*unlike_by_design(self.model.root), *objects_unlike_by_design()],
-                "shims": list(script_shims.installed),
-                "seeded": seeds.replaced(int(os.environ.get("RANK", 0))),
+                "shims": list(shims.uses),
+                "seeded": draws.is_seeded(int(os.environ.get("RANK", 0))),
                 "stage": self.model.stage,
             }
             if self.assignment.bugs and self.assignment.perturb is None:

@@ -16,11 +16,25 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
 
 from harness.bugs.api.spec import Lane, Point
 from harness.rank.shims import deepspeed, megatron, others
 
 POINTS: tuple[Point, ...] = (others.OFFLINE, *others.POINTS, *deepspeed.POINTS, *megatron.POINTS)
+
+SHIMMED = {
+    "composer": "mosaicml",
+    "deepspeed": "deepspeed",
+    "lightly": "lightly",
+    "megatron": "megatron-core",
+    "mmengine": "mmengine",
+    "open_clip": "open-clip-torch",
+    "torchtitan": "torchtitan",
+}
+"""Maps a word in a user's script to the package whose shims it needs; others serve scenarios."""
 
 
 def needed(pins: Mapping[str, str], lane: Lane) -> list[Point]:
@@ -46,19 +60,22 @@ def install(names: Iterable[str], uses: Counter[str] | None = None) -> Counter[s
     by_name = {point.name: point for point in POINTS}
     for name in names:
         uses[name] = 0
-        by_name[name].install(_counter(uses, name))
+        by_name[name].install(partial(uses.update, [name]))
     return uses
 
 
-def _counter(uses: Counter[str], name: str):  # type: ignore[no-untyped-def]
-    def count() -> None:
-        uses[name] += 1
-
-    return count
-
-
-_uses: Counter[str] = Counter()
+uses: Counter[str] = Counter()
 """How often each shim that this process has installed was used."""
+
+
+def install_for(packages: Iterable[str], lane: str) -> None:
+    """Install the shims that the installed releases of these packages need."""
+    releases = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            releases[name] = metadata.version(name)
+    points = needed(releases, Lane(lane))
+    import_upstream([p.name for p in points if p.upstream in releases], ())
 
 
 def import_upstream(points: Iterable[str], modules: Iterable[str]) -> Counter[str]:
@@ -67,12 +84,12 @@ def import_upstream(points: Iterable[str], modules: Iterable[str]) -> Counter[st
     Skips those that the process, or the process from which it was forked, already has.
     """
     missing = [module for module in modules if module not in sys.modules]
-    install([point for point in points if point not in _uses], _uses)
+    install([point for point in points if point not in uses], uses)
     for module in missing:
         importlib.import_module(module)
     if missing:
         freeze()
-    return _uses
+    return uses
 
 
 def freeze() -> None:

@@ -20,7 +20,7 @@ from harness.rank.cuda_on_cpu.functions import FACTORIES
 from harness.rank.cuda_on_cpu.streams import Event, Stream
 from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
-from harness.rank.shims.stand_ins import BOTH, CPU, Count
+from harness.rank.shims.stand_ins import BOTH, CPU, Count, answering
 
 
 def _torch_six(count: Count) -> None:
@@ -59,11 +59,7 @@ def _flatten_helper(count: Count) -> None:
         flatten=torch._utils._flatten_dense_tensors, unflatten=torch._utils._unflatten_dense_tensors
     )
 
-    def load(self: Any, verbose: bool = True) -> SimpleNamespace:
-        count()
-        return helpers
-
-    UtilsBuilder.load = load
+    UtilsBuilder.load = answering(count, helpers)
 
 
 def _intel_modules(count: Count) -> None:
@@ -75,11 +71,7 @@ def _intel_modules(count: Count) -> None:
 def _gloo_for_ccl(count: Count) -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    def name(self: Any) -> str:
-        count()
-        return "gloo"
-
-    CPU_Accelerator.communication_backend_name = name
+    CPU_Accelerator.communication_backend_name = answering(count, "gloo")
 
 
 def _fp16_on_cpu(count: Count) -> None:
@@ -89,15 +81,11 @@ def _fp16_on_cpu(count: Count) -> None:
     # 0.9 does not have this list yet, and nothing in it reads one.
     supported_dtypes: Any = getattr(CPU_Accelerator, "supported_dtypes", lambda _: [])
 
-    def is_fp16_supported(self: Any) -> bool:
-        count()
-        return True
-
     def with_fp16(self: Any) -> list[torch.dtype]:
         count()
         return list(dict.fromkeys([*supported_dtypes(self), torch.float16]))
 
-    CPU_Accelerator.is_fp16_supported = is_fp16_supported
+    CPU_Accelerator.is_fp16_supported = answering(count, True)
     CPU_Accelerator.supported_dtypes = with_fp16
 
 
@@ -119,21 +107,14 @@ def _cpu_events(count: Count) -> None:
 def _cpu_streams(count: Count) -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    def stream(*_: Any) -> Stream:
-        count()
-        return Stream()
-
+    stream = answering(count, Stream())
     CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
 
 
 def _cpu_new_streams(count: Count) -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    def make(**_: Any) -> Stream:
-        count()
-        return Stream()
-
-    CPU_Accelerator.Stream = property(lambda _: make)
+    CPU_Accelerator.Stream = property(lambda _: answering(count, Stream()))
 
 
 def _cpu_zero3(count: Count) -> None:
@@ -146,12 +127,8 @@ def _cpu_zero3(count: Count) -> None:
         else:
             count()
 
-    def memory_stats(*_: Any) -> Counter[str]:
-        count()
-        return Counter()
-
     replace(torch.Tensor, "record_stream", record)
-    CPU_Accelerator.memory_stats = memory_stats
+    CPU_Accelerator.memory_stats = answering(count, Counter[str]())
 
 
 COUNTED = (
@@ -216,7 +193,6 @@ def _shm_comm(count: Count) -> None:
 POINTS = (
     Point(
         "deepspeed.torch_six",
-        "deepspeed",
         "<0.9",
         BOTH,
         "torch 2 removed torch._six, from which these releases import the constant inf",
@@ -224,7 +200,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.collection_types",
-        "deepspeed",
         "<0.6",
         BOTH,
         "Python 3.10 moved the types, such as Mapping, that they take from collections",
@@ -232,7 +207,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.elastic_names",
-        "deepspeed",
         ">=0.7,<0.14.5",
         BOTH,
         "torch 2.11 removed two names that the (unused) elastic agent imports",
@@ -240,7 +214,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cuda_stand_ins",
-        "deepspeed",
         "<0.9",
         CPU,
         "releases without a CPU accelerator call torch.cuda directly: here its device is the CPU, "
@@ -249,7 +222,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cuda_available",
-        "deepspeed",
         "<0.9",
         CPU,
         "they refuse fp16 where torch.cuda is not available: it is reported to them as available",
@@ -257,7 +229,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cuda_devices",
-        "deepspeed",
         "<0.9",
         CPU,
         "they make tensors on the device of torch.cuda: they are made on the CPU",
@@ -265,7 +236,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.tensor_cuda",
-        "deepspeed",
         "<0.9",
         CPU,
         "they move tensors with Tensor.cuda(): they stay where they are",
@@ -273,7 +243,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cuda_type_names",
-        "deepspeed",
         "<0.9",
         CPU,
         "they reduce only gradients whose Tensor.type() is a torch.cuda name, so that name is "
@@ -282,7 +251,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cpu_type_names",
-        "deepspeed",
         ">=0.9,<0.13",
         CPU,
         "they reduce only gradients whose Tensor.type() contains the name of the accelerator: "
@@ -291,7 +259,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.intel_modules",
-        "deepspeed",
         ">=0.9,<0.14.1",
         CPU,
         "their CPU accelerator imports two Intel packages; empty modules replace them",
@@ -299,7 +266,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.gloo_for_ccl",
-        "deepspeed",
         ">=0.9,<0.14.1",
         CPU,
         "their CPU accelerator selects oneCCL; gloo is used instead",
@@ -307,7 +273,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cpu_events",
-        "deepspeed",
         ">=0.9,<0.10.1",
         CPU,
         "their CPU accelerator has None for events and streams, which their ZeRO optimizer needs",
@@ -315,7 +280,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cpu_streams",
-        "deepspeed",
         ">=0.9,<0.14",
         CPU,
         "their CPU accelerator has None for the current stream, for which ZeRO-3 waits "
@@ -324,7 +288,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cpu_new_streams",
-        "deepspeed",
         ">=0.10,<0.19.8",
         CPU,
         "their CPU accelerator has None for a new stream, which activation checkpointing makes",
@@ -332,7 +295,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.cpu_zero3",
-        "deepspeed",
         ">=0.9,<0.10.1",
         CPU,
         "their ZeRO-3 records the stream that uses a parameter, and reads how often the memory was "
@@ -341,7 +303,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.fp16_on_cpu",
-        "deepspeed",
         ">=0.9",
         CPU,
         "their CPU accelerator reports that it has no fp16 (later: only with the processor's own "
@@ -350,7 +311,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.flatten_helper",
-        "deepspeed",
         "<0.9",
         BOTH,
         "at start they compile a C++ helper that calls torch's flatten and unflatten: these are "
@@ -359,7 +319,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.gather_into_detached",
-        "deepspeed",
         ">=0.9",
         CPU,
         "some gather parameters into a flat buffer that requires grad: NCCL writes into it, gloo "
@@ -368,7 +327,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.gathers_in_order",
-        "deepspeed",
         ">=0.9",
         CPU,
         "when they gather several parameters they wait only for the last one: NCCL works in order, "
@@ -377,7 +335,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.shm_comm",
-        "deepspeed",
         ">=0.14",
         CPU,
         "at start they compile a shared-memory all-reduce, for over half a minute; gloo does not "
@@ -386,7 +343,6 @@ POINTS = (
     ),
     Point(
         "deepspeed.whole_checkpoints",
-        "deepspeed",
         "<0.17",
         BOTH,
         "since torch 2.6 torch.load accepts only plain tensors by default, and the checkpoints of "

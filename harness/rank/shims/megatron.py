@@ -74,7 +74,6 @@ def _nothing_to_quantize(count: Count) -> None:
 POINTS = (
     Point(
         "megatron-core.current_device",
-        "megatron-core",
         ">=0.4",
         CPU,
         "it allocates its buffers on torch.cuda.current_device(): here that returns the CPU",
@@ -82,7 +81,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.synchronize",
-        "megatron-core",
         ">=0.4",
         CPU,
         "it waits for the GPU around its pipeline's messages: here that returns at once",
@@ -90,7 +88,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.current_stream",
-        "megatron-core",
         ">=0.19",
         CPU,
         "it uses the GPU's stream when it reduces gradients: here that is one that does nothing",
@@ -98,7 +95,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.cuda_literal",
-        "megatron-core",
         ">=0.4",
         CPU,
         "it makes tensors with the literal device 'cuda': they are made on the CPU",
@@ -106,7 +102,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.tensor_cuda",
-        "megatron-core",
         ">=0.4",
         CPU,
         "it moves tied weights with Tensor.cuda(): they stay where they are",
@@ -114,7 +109,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.cuda_type_names",
-        "megatron-core",
         ">=0.4",
         CPU,
         "its optimizers take only parameters whose Tensor.type() is a torch.cuda name, so that "
@@ -123,7 +117,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.rng_state",
-        "megatron-core",
         ">=0.4",
         CPU,
         "where it recomputes activations it saves the state of the GPU's random numbers: here that "
@@ -132,7 +125,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.pkg_resources",
-        "megatron-core",
         ">=0.7,<0.9",
         BOTH,
         "they import the package packaging through pkg_resources, which setuptools has removed",
@@ -140,7 +132,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.apex_optimizers",
-        "megatron-core",
         ">=0.6,<0.10",
         BOTH,
         "they import NVIDIA's apex for their optimizers: where it is missing, torch's AdamW and "
@@ -150,7 +141,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.undefined_gemm",
-        "megatron-core",
         ">=0.13,<0.17",
         BOTH,
         "without Transformer Engine the MoE router stops at the name te_general_gemm, which a "
@@ -159,7 +149,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.eager_compile",
-        "megatron-core",
         ">=0.5",
         CPU,
         "its functions under torch.compile run as written: loading the compiler takes each rank "
@@ -168,7 +157,6 @@ POINTS = (
     ),
     Point(
         "megatron-core.nothing_to_quantize",
-        "megatron-core",
         ">=0.12,<0.13",
         BOTH,
         "without Transformer Engine their distributed optimizer refuses to quantize parameters to "

@@ -9,7 +9,6 @@ import builtins
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,7 @@ from harness.bugs.api.spec import Point
 from harness.rank.cuda_on_cpu import streams
 from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
-from harness.rank.shims.stand_ins import BOTH, CPU, Count
+from harness.rank.shims.stand_ins import BOTH, CPU, Count, answering
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 """The signature of the operators that torchvision must find declared when it is imported."""
@@ -106,11 +105,9 @@ def _fsdp_on_cpu(count: Count) -> None:
     import torch.cpu
     import torch.distributed as dist
 
-    def counting(*_: Any, **__: Any) -> None:
-        count()
-
+    begin = {"__init__": answering(count, None)}
     for idle in (streams.Stream, streams.Event):
-        setattr(torch.cpu, idle.__name__, type(idle.__name__, (idle,), {"__init__": counting}))
+        setattr(torch.cpu, idle.__name__, type(idle.__name__, (idle,), begin))
     names = dict.fromkeys(("_default_cpu_stream", "_current_stream"), streams.Stream())
     vars(torch.cpu).update(names)
 
@@ -149,10 +146,7 @@ def _device_is_cpu(count: Count) -> None:
     """Let torchtitan find the CPU where it asks torch for an accelerator."""
     import torch._utils
 
-    def cpu(_: Any) -> str:
-        count()
-        return "cpu"
-
+    cpu = answering(count, "cpu")
     replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
 
 
@@ -160,19 +154,12 @@ def _memory_of_cpu(count: Count) -> None:
     """Give torch.cpu the functions about memory that other devices have; they know nothing."""
     import torch.cpu
 
-    def known(answer: Any) -> Callable[..., Any]:
-        def call(*_: Any) -> Any:
-            count()
-            return answer
-
-        return call
-
     vars(torch.cpu).update(
-        get_device_name=known("cpu"),
-        get_device_properties=known(SimpleNamespace(total_memory=1)),
-        memory_stats=known({}),
-        reset_peak_memory_stats=known(None),
-        empty_cache=known(None),
+        get_device_name=answering(count, "cpu"),
+        get_device_properties=answering(count, SimpleNamespace(total_memory=1)),
+        memory_stats=answering(count, {}),
+        reset_peak_memory_stats=answering(count, None),
+        empty_cache=answering(count, None),
     )
 
 
@@ -206,7 +193,6 @@ def _torchvision_operators(count: Count) -> None:
 
 OFFLINE = Point(
     "huggingface_hub.offline",
-    "huggingface_hub",
     "",
     BOTH,
     "scenarios make their models and data in code: no library may look on a hub, and a library "
@@ -218,7 +204,6 @@ OFFLINE = Point(
 POINTS = (
     Point(
         "accelerate.own_transformers",
-        "accelerate",
         "",
         BOTH,
         "it imports any transformers that it finds, and one from outside the overlay fails at the "
@@ -227,7 +212,6 @@ POINTS = (
     ),
     Point(
         "pytorch-lightning.own_transformers",
-        "pytorch-lightning",
         "<2.2",
         BOTH,
         "its torchmetrics imports any transformers that it finds, and one from outside the overlay "
@@ -236,7 +220,6 @@ POINTS = (
     ),
     Point(
         "transformers.whole_checkpoints",
-        "transformers",
         "<4.47",
         BOTH,
         "torch 2.6 changed torch.load's default, and the Trainer of these releases resumes with "
@@ -245,7 +228,6 @@ POINTS = (
     ),
     Point(
         "mmengine.whole_checkpoints",
-        "mmengine",
         "",
         BOTH,
         "torch 2.6 changed torch.load's default, and mmengine resumes with it from the log that it "
@@ -254,7 +236,6 @@ POINTS = (
     ),
     Point(
         "keras.on_torch",
-        "keras",
         ">=3",
         BOTH,
         "keras chooses its backend when it is imported, and takes TensorFlow by default",
@@ -262,7 +243,6 @@ POINTS = (
     ),
     Point(
         "lhotse.sampler_argument",
-        "lhotse",
         "<1.32.2",
         BOTH,
         "it makes torch's Sampler with an argument that was never used, and that newer releases "
@@ -271,7 +251,6 @@ POINTS = (
     ),
     Point(
         "mosaicml.scaler_name",
-        "mosaicml",
         "<0.22",
         BOTH,
         "it imports a function of torch's gradient scaler from the module that had it before 2.3",
@@ -284,7 +263,6 @@ POINTS = (
     ),
     Point(
         "prodigyopt.tensor_cuda",
-        "prodigyopt",
         "",
         CPU,
         "it moves the two numbers that the ranks add to a GPU: they stay where they are",
@@ -292,7 +270,6 @@ POINTS = (
     ),
     Point(
         "schnetpack.type_name",
-        "schnetpack",
         "<2.2",
         BOTH,
         "it imports a type of torch's loader, which has another name since torch 2.7",
@@ -300,7 +277,6 @@ POINTS = (
     ),
     Point(
         "torch.whole_batches",
-        "torch",
         "<2.9",
         CPU,
         "its pipelines wait for the last operation of a batch of sends and receives: NCCL makes "
@@ -309,7 +285,6 @@ POINTS = (
     ),
     Point(
         "torch.fsdp_on_cpu",
-        "torch",
         ">=2.1,<2.2",
         CPU,
         "its FSDP makes streams with a priority, and gathers into one tensor, as on a GPU: the CPU "
@@ -318,7 +293,6 @@ POINTS = (
     ),
     Point(
         "torch.no_handshake",
-        "torch",
         ">=2.9,<2.10",
         CPU,
         "the stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo "
@@ -327,7 +301,6 @@ POINTS = (
     ),
     Point(
         "torchtitan.idle_triton",
-        "torchtitan",
         "",
         CPU,
         "it imports Triton for kernels that a CPU does not use, and torch for CPUs lacks Triton",
@@ -335,7 +308,6 @@ POINTS = (
     ),
     Point(
         "torchtitan.device_is_cpu",
-        "torchtitan",
         "",
         CPU,
         "it takes CUDA for the device of a machine without an accelerator",
@@ -343,7 +315,6 @@ POINTS = (
     ),
     Point(
         "torchtitan.memory_of_cpu",
-        "torchtitan",
         "",
         CPU,
         "its Trainer logs the memory of the device, which torch.cpu has no functions for",
@@ -351,7 +322,6 @@ POINTS = (
     ),
     Point(
         "torchtitan.whole_numbers_counted",
-        "torchtitan",
         "<0.3",
         CPU,
         "it counts the tokens of each expert with torch.histc, which cannot count whole numbers on "
@@ -361,7 +331,6 @@ POINTS = (
     *(
         Point(
             f"{package}.torchvision_operators",
-            package,
             releases,
             BOTH,
             "it imports torchvision, whose published wheel is for one release of torch and for "

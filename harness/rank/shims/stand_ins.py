@@ -38,6 +38,16 @@ def module(name: str, count: Count, **names: Any) -> ModuleType:
     return stand_in
 
 
+def answering(count: Count, answer: Any) -> Callable[..., Any]:
+    """A function that counts its calls, and returns this answer."""
+
+    def call(*_: Any, **__: Any) -> Any:
+        count()
+        return answer
+
+    return call
+
+
 def cuda(package: str, *names: str) -> Callable[[Count], None]:
     """A shim: these functions of torch do, for the code of a package, what they can on a CPU."""
 

@@ -109,7 +109,13 @@ def as_json(
         "torch": facts["torch"],
         "python": facts["python"],
         "seconds": round(seconds, 1),
-        "counts": _by_relation(rows),
+        "counts": {
+            relation: {
+                str(status): sum((r.relation, r.answer.status) == (relation, status) for r in rows)
+                for status in AnswerStatus
+            }
+            for relation in dict.fromkeys(row.relation for row in rows)
+        },
         "rows": [row.to_json() for row in rows],
     }
     if changed:
@@ -124,17 +130,6 @@ def as_json(
 
 def _names(rows: Iterable[Row]) -> list[list[str]]:
     return [[row.model, row.relation] for row in rows]
-
-
-def _by_relation(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """By relation, how many cells have each status."""
-    counts_by_relation: dict[str, dict[str, int]] = {}
-    for row in rows:
-        counts = counts_by_relation.setdefault(
-            row.relation, {str(status): 0 for status in AnswerStatus}
-        )
-        counts[str(row.answer.status)] += 1
-    return counts_by_relation
 
 
 def exit_code(rows: Sequence[Row]) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from harness.rank.probe.own_files import Written
 from harness.training.probe.compare.comparison import Compared
+from harness.training.probe.compare.faults import Place
 from harness.training.probe.runner import ScriptFacts
-from harness.training.probe.where.place import Place
 
 
 @dataclass

@@ -130,7 +130,7 @@ def not_tested(
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:
         yield "rows that come twice or never later in an epoch (needs --epoch)"
-    if not reference_run.reported[0]:
+    if not reference_run.reported:
         yield "evaluation: no loss of one was reported"
     if dead := baseline.dead:
         yield f"{count(len(dead), 'parameter')} whose gradient is always 0: {several(dead)}"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harness.bugs.api.numbers import named
+from harness.rank.models.answer import AnswerStatus
 from harness.rank.probe.own_files import Written
 from harness.system.errors import ExitCode
 from harness.system.text import count, listed, several
@@ -45,7 +46,6 @@ SHARED = (
     "stopped. This machine allows no mounts of its own to a process"
 )
 
-RIGHT, WRONG, NO_ANSWER = "right", "wrong", "no answer"
 
 RELATION_NAMES = {
     "packing": "packed rows",
@@ -61,10 +61,10 @@ def exit_code(answers: Answers) -> int:
     """1 if a relation is broken; otherwise 3 if a layout gave no answer, if the model refused a
     relation, or if the rows are not known; otherwise 0."""
     statuses = [status for status, _ in answers.relations.values()]
-    if any(found.broken for found in answers.layouts) or WRONG in statuses:
+    if any(found.broken for found in answers.layouts) or AnswerStatus.WRONG in statuses:
         return ExitCode.NOT_AS_EXPECTED
     unclear = not (answers.layouts or statuses) or any(found.no_answer for found in answers.layouts)
-    unclear = unclear or answers.unseen or any(status != RIGHT for status in statuses)
+    unclear = unclear or answers.unseen or any(s != AnswerStatus.RIGHT for s in statuses)
     return ExitCode.INCONCLUSIVE if unclear else ExitCode.AS_EXPECTED
 
 
@@ -81,7 +81,7 @@ def text(answers: Answers, seconds: float, bugs: Sequence[KnownBug] = ()) -> Ite
         if answers.where is not None and answers.where.layout == comparison.layout.name:
             yield f"    where: {answers.where.sentence}"
     for name, (status_, reason) in answers.relations.items():
-        outcome = {WRONG: "BROKEN", NO_ANSWER: "NO ANSWER"}.get(status_, status_)
+        outcome = {"wrong": "BROKEN", "no answer": "NO ANSWER"}.get(status_, status_)
         yield f"{RELATION_NAMES[name]:{WIDTH}}  {outcome}{reason and ': '}{reason}"
     if files := _written(answers.written):
         yield f"{'files written':{WIDTH}}  {files}"
@@ -122,7 +122,7 @@ def headline(answers: Answers) -> str:
         return f"{script} {verdict}: {'; '.join(clauses)}"
     wrong, right = (
         listed([RELATION_NAMES[n] for n, (status_, _) in answers.relations.items() if status_ == s])
-        for s in (WRONG, RIGHT)
+        for s in (AnswerStatus.WRONG, AnswerStatus.RIGHT)
     )
     if wrong:
         return f"the model of {script} is not right: {wrong}"

@@ -79,13 +79,20 @@ class Loop:
 @dataclass(frozen=True)
 class Prober:
     """Probes scripts with the packages of ``site``, then those of this Python; and compares them
-    with those of ``other``, if there is one. ``gpus`` are the numbers of those to use."""
+    with those of ``other``, if there is one."""
 
     pool: Pool
     site: Path | None = None
     other: Path | None = None
+    environments: Sequence[tuple[str, str]] = ()
+    """Instead of these: one or two interpreters, each with the folders of packages that come before
+    its own."""
     timeout: float = TIMEOUT
     gpus: tuple[str, ...] = ()
+    """The numbers of those to use."""
+    as_written: bool = False
+    report: Callable[[Compared], None] = lambda _: None
+    """Is called with each layout, as soon as it is compared."""
 
     def __call__(self, loop: Loop, words: Sequence[str] = ()) -> Answers:
         """Probe a loop; ``words`` are further arguments. Raises Inconclusive without an answer."""
@@ -95,34 +102,19 @@ class Prober:
     def probe(self, target: Target, settings: Settings) -> Answers:
         """Probe any script. Raises Inconclusive without an answer."""
         sites = [self.site, *([self.other] if self.other else [])]
-        environments = [(sys.executable, str(site or "")) for site in sites]
-        return probed(target, settings, environments, self.pool, self.timeout, self.gpus)
-
-
-def probed(
-    target: Target,
-    settings: Settings,
-    environments: Sequence[tuple[str, str]],
-    pool: Pool,
-    timeout: float,
-    gpus: tuple[str, ...] = (),
-    as_written: bool = False,
-    report: Callable[[Compared], None] = lambda _: None,
-) -> Answers:
-    """Probe a script in one environment or two: an interpreter, and the folders with packages that
-    come before its own. Raises Inconclusive without an answer."""
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="probe-", dir=room(target, settings), ignore_cleanup_errors=True
-        ) as folder,
-        ExitStack() as stack,
-    ):
-        runners = []
-        for number, (python, site) in enumerate(environments):
-            place = Path(folder, str(number))
-            runner = Runner(target, settings, place, python, timeout, pool, site, gpus, as_written)
-            runners.append(stack.enter_context(runner))
-        return probe(runners[0], settings, report, *runners[1:])
+        environments = self.environments or [(sys.executable, str(site or "")) for site in sites]
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="probe-", dir=room(target, settings), ignore_cleanup_errors=True
+            ) as folder,
+            ExitStack() as stack,
+        ):
+            runners = []
+            for number, (python, site) in enumerate(environments):
+                place, options = Path(folder, str(number)), (site, self.gpus, self.as_written)
+                runner = Runner(target, settings, place, python, self.timeout, self.pool, *options)
+                runners.append(stack.enter_context(runner))
+            return probe(runners[0], settings, self.report, *runners[1:])
 
 
 @contextmanager

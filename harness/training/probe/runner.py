@@ -24,7 +24,7 @@ from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
 from harness.rank.probe.exchange import FILES, Assignment, Task
 from harness.rank.probe.own_files import Written
-from harness.rank.probe.script_shims import SHIMMED
+from harness.rank.shims import SHIMMED
 from harness.run.launch import RankSettings, rank_environment, supervise
 from harness.run.server_pool import OverlayServer, Pool, Wanted
 from harness.system.files import ROOT, write_whole, writing
@@ -124,8 +124,8 @@ class Run(ScriptFacts):
     """The last lines of the rank that failed, or of rank 0."""
     seen: list[list[list[str]]] = field(default_factory=list)
     """By rank, the rows of each step; over an epoch, also of those that are not compared."""
-    reported: list[list[tuple[int, str, float]]] = field(default_factory=list)
-    """By rank, the losses of evaluations: after how many steps, under which name, which loss."""
+    reported: Sequence[tuple[int, str, float]] = ()
+    """The losses of rank 0's evaluations: after how many steps, under which name, which loss."""
     schedule: Mapping[str, int] = field(default_factory=dict)
     """After how many steps the schedule of rank 0 falls to its half, and to its lowest rate."""
     saves: Sequence[tuple[int, str, str, float]] = ()
@@ -309,8 +309,8 @@ class Runner:
         words = " ".join([script, self.target.script, *self.target.arguments])
         shimmed_packages = [package for word, package in SHIMMED.items() if word in words]
         lines = [
-            "from harness.rank.probe import script_shims\n"
-            f"script_shims.install({shimmed_packages!r}, '{self.lane}')"
+            "from harness.rank import shims\n"
+            f"shims.install_for({shimmed_packages!r}, '{self.lane}')"
         ]
         late = [f"import {m}" for name, modules in LATE.items() if name in words for m in modules]
         lines += imports("\n".join([script, *late]), beside)
@@ -353,7 +353,7 @@ class Runner:
         if records:
             of_run = {each.name for each in fields(Run)}
             facts = {name: fact for name, fact in records[0].items() if name in of_run}
-            facts |= {name: [one[name] for one in records] for name in ("seen", "reported")}
+            facts["seen"] = [one["seen"] for one in records]
             facts["loaded"] = frozenset(self._of_user(facts["loaded"]))
             if not layout.resumed:
                 self._time_first = bool(records[0]["rows_dimension"])

@@ -42,7 +42,7 @@ QUESTIONS: Mapping[str, Question] = {
     "generation": Question(f"{_HERE}.sequences"),
     "save_load": Question(f"{_HERE}.checkpoints"),
     "fp32_kept": Question(f"{_HERE}.checkpoints"),
-    "lora": Question(f"{_HERE}.adapters"),
+    "lora": Question(f"{_HERE}.gradients"),
     "zero_init": Question(f"{_HERE}.zero"),
     "ddp": Question(f"{_HERE}.replicas", ranks=2),
     "fsdp2": Question(f"{_HERE}.replicas", ranks=2),

@@ -1,4 +1,4 @@
-"""Relations for losses and gradients on one rank."""
+"""Relations for losses and gradients on one rank, also of a model with a peft adapter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from harness.detectors.rows import IGNORED
 from harness.rank.models.answer import NoAnswer, Refused, Wrong
 from harness.rank.models.heads import Labels
 from harness.rank.models.judging import require_equal
-from harness.rank.models.subject import Subject, gradient, logits_of, loss_of, rows, run
+from harness.rank.models.subject import (
+    Subject,
+    gradient,
+    gradients,
+    logits,
+    logits_of,
+    loss_of,
+    rows,
+    run,
+    seed,
+)
 
 CLOSE = 1e-4
 """The part of a loss by which two correct computations may differ."""
@@ -140,3 +150,24 @@ def _calls(module: Any) -> Iterator[list[int]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+ADAPTER = "lora_"
+
+
+def lora(subject: Subject) -> str | None:
+    """Only the adapter gets gradients, and merging it into the weights changes no logits."""
+    from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found]
+
+    seed()
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    module = get_peft_model(subject.copy(), config).eval()
+    loss_of(run(module, subject.loss_inputs())).backward()
+    by_name = gradients(module)
+    others = [name for name in by_name if ADAPTER not in name]
+    if others:
+        raise Wrong(f"{others[0]} gets a gradient, and is no part of the adapter")
+    apart = logits(module, subject.batch)
+    merged = logits(module.merge_and_unload(), subject.batch)
+    subject.require_equal(merged, apart, "after the adapter is merged")
+    return f"{len(by_name)} parameters in the adapter"

@@ -48,9 +48,9 @@ def padding_right(subject: Subject) -> str | None:
     filled = _filled(subject, row.shape[1])
     cut = _cut(subject, row, short)
     filled[:, :short] = cut
-    mask = _ones(2, row.shape[1])
+    mask = torch.ones(2, row.shape[1], dtype=torch.long)
     mask[0, short:] = 0
-    actual = _logits(subject, _stacked(filled, neighbour), {MASK: mask})
+    actual = _logits(subject, torch.cat([filled, neighbour]), {MASK: mask})
     actual = _logits_of_row(subject, actual, slice(short))
     _require_padded(subject, actual, _alone(subject, cut), "padded on the right")
     return None
@@ -63,13 +63,16 @@ def padding_left(subject: Subject) -> str | None:
     begin = row.shape[1] - short
     cut = _cut(subject, row, short)
     expected = _alone(subject, cut)
-    mask = _ones(2, row.shape[1])
+    mask = torch.ones(2, row.shape[1], dtype=torch.long)
     mask[0, :begin] = 0
-    extras = {MASK: mask, **_positions(subject, mask)}
+    extras = {MASK: mask}
+    if subject.takes(POSITIONS):  # those that ``generate`` passes with this mask
+        first = _first_position(subject)
+        extras[POSITIONS] = (mask.cumsum(-1) - 1).clamp(min=0) + first
 
     def padded(filled: Any) -> Array:
         filled[:, begin:] = cut
-        actual = _logits(subject, _stacked(filled, neighbour), extras)
+        actual = _logits(subject, torch.cat([filled, neighbour]), extras)
         return _logits_of_row(subject, actual, slice(begin, None))
 
     actual = padded(_filled(subject, row.shape[1]))
@@ -307,21 +310,6 @@ def _filled(subject: Subject, width: int) -> Any:
     padding = getattr(subject.config, "pad_token_id", None)
     filled = torch.full((1, width), padding if isinstance(padding, int) else 0)
     return filled.to(subject.tokens.device)
-
-
-def _ones(rows: int, width: int) -> Any:
-    return torch.ones(rows, width, dtype=torch.long)
-
-
-def _stacked(*rows: Any) -> Any:
-    return torch.cat(rows)
-
-
-def _positions(subject: Subject, mask: Any) -> dict[str, Any]:
-    """The positions that ``generate`` passes with this mask."""
-    if not subject.takes(POSITIONS):
-        return {}
-    return {POSITIONS: (mask.cumsum(-1) - 1).clamp(min=0) + _first_position(subject)}
 
 
 def _equal(subject: Subject, actual: Array, expected: Array) -> bool:

@@ -203,7 +203,7 @@ def mappings(value: Any, trained: Weights, deep: int = DEEP) -> Iterator[tuple[s
         where, value, depth = waiting.popleft()
         parts: list[tuple[str, Any]] = []
         if isinstance(value, torch.nn.Module):
-            yield where or WHOLE, _parameters(value)
+            yield where or WHOLE, {plain(name): p for name, p in value.named_parameters()}
         elif isinstance(value, (list, tuple)):
             entries = list(islice(value, LONGEST))
             if len(entries) == len(trained) and all(is_tensor(e) for e in entries):
@@ -223,10 +223,6 @@ def is_tensor(value: Any) -> bool:
     import torch
 
     return issubclass(type(value), torch.Tensor)  # isinstance would ask a lazy object
-
-
-def _parameters(module: Any) -> Weights:
-    return {plain(name): parameter for name, parameter in module.named_parameters()}
 
 
 def matching(mapping: Weights, weights: Weights, part: float = 1.0) -> Weights:

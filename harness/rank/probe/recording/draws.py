@@ -1,17 +1,46 @@
-"""Switches dropout off, as layouts could not be compared otherwise, and notes what a model draws.
+"""The random numbers of a rank: seeds them, switches dropout off, as layouts could not be compared
+otherwise, and notes what a model draws, and whether its loop stops gradients on purpose.
 
-Dropout still draws its random numbers, except in compiled code.
+Without a probe, each process begins with a different seed. Here all ranks are forked from one
+process and would draw the same numbers, which would hide that each rank splits or shuffles the data
+by itself. So every rank gets its own seed, and rank 0 the same seed in all layouts. A script that
+sets a seed replaces it. Dropout still draws its random numbers, except in compiled code.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from harness.rank.events import Patches, compiler_question
+from harness.rank.events import Patches, calling_frame, compiler_question
 from harness.rank.probe.recording.record import Record
 from harness.rank.probe.recording.samples import digest
+
+FIRST_SEED = 20_260_000
+"""The seed of rank 0."""
+
+OF_SAMPLERS = "torch.utils.data"
+"""The package whose samplers draw the order of rows: such draws do not count."""
+
+INNER = ("torch", "harness", "deepspeed.runtime.activation_checkpointing")
+"""Packages that detach tensors internally, and what recomputes: such calls do not count."""
+
+
+def seed(rank: int) -> None:
+    """Seed Python, numpy and torch on the CPU; torch seeds all GPUs alike."""
+    import numpy
+
+    random.seed(FIRST_SEED + rank)
+    numpy.random.seed(FIRST_SEED + rank)
+    torch.default_generator.manual_seed(FIRST_SEED + rank)
+
+
+def is_seeded(rank: int) -> bool:
+    """Whether the script has seeded torch since."""
+    return torch.default_generator.initial_seed() != FIRST_SEED + rank
 
 
 class Draws:
@@ -103,3 +132,44 @@ def generators() -> str:
     """The state of the generators that a model may draw from."""
     on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return " ".join(map(digest, [torch.get_rng_state(), *on_gpu]))
+
+
+def note_stops(stopped: Callable[[bool], None]) -> None:
+    """Call ``stopped`` when a script detaches a tensor that depends on its weights, or samples from
+    the model's output. The argument says whether it samples from the default generator. A single
+    number may be detached, as for logging."""
+
+    def depends(tensor: Any) -> bool:
+        return (
+            isinstance(tensor, torch.Tensor)
+            and tensor.requires_grad
+            and not tensor.is_leaf
+            and tensor.numel() > 1
+        )
+
+    def detach(detach: Any, /, tensor: Any) -> Any:
+        if depends(tensor) and not f"{_caller()}.".startswith(tuple(f"{one}." for one in INNER)):
+            stopped(False)
+        return detach(tensor)
+
+    def multinomial(draw: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        if not _caller().startswith(OF_SAMPLERS):
+            stopped(keywords.get("generator") is None)
+        return draw(*arguments, **keywords)
+
+    def normal(draw: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        if any(map(depends, [*arguments, *keywords.values()])):
+            stopped(keywords.get("generator") is None)
+        return draw(*arguments, **keywords)
+
+    patches = Patches()
+    for name in ("detach", "detach_"):
+        patches.wrap(torch.Tensor, name, detach, eager=True)
+    patches.wrap(torch.Tensor, "multinomial", multinomial, eager=True)
+    patches.wrap_everywhere(torch.multinomial, multinomial, eager=True)
+    patches.wrap_everywhere(torch.normal, normal, eager=True)
+
+
+def _caller() -> str:
+    """The module that called the function that is wrapped."""
+    return str(calling_frame().f_globals.get("__name__", ""))

@@ -28,16 +28,16 @@ class Gradients:
 
     def install(self) -> None:
         """Subscribe, before anything of the script runs."""
-        on = events.instrument.on
-        on(events.Backward, around=self._backward, when=self._is_outermost)
+        on, record = events.instrument.on, self._record
+
+        def is_outermost() -> bool:  # a mode of torch calls a backward once more
+            return record.is_open() and not record.in_backward
+
+        on(events.Backward, around=self._backward, when=is_outermost)
         on(events.Clip, around=self._clip)
         on(events.ValueClip, around=self._clip)
         on(events.Unscale, around=self._unscaled)
         on(events.ScalerStep, around=self._scaled)
-
-    def _is_outermost(self) -> bool:
-        """Whether a backward is recorded: a mode of torch calls it once more."""
-        return self._record.is_open() and not self._record.in_backward
 
     def _backward(self, event: events.Backward, call: Callable[[], Any]) -> Any:
         record, parameters = self._record, self._micro_batches.parameters

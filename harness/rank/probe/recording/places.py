@@ -89,7 +89,9 @@ class Places:
         entry["left"] = next(self._ticks)
         if not self._calls and not isinstance(output, torch.Tensor):
             # What the model returns, it may also use itself, as it does a hidden state.
-            output = tree_map_only(torch.Tensor, _view, output)
+            output = tree_map_only(
+                torch.Tensor, lambda one: one.view_as(one) if one.requires_grad else one, output
+            )
         for number, tensor in enumerate(_tensors(leaves(output, is_dataclass))):
             if tensor.requires_grad and not hasattr(tensor, "full_tensor"):
                 tensor.register_hook(partial(self._back, entry, f"out {number}"))
@@ -174,10 +176,6 @@ def _argument_names(module: Any, count: int) -> list[str]:
     plain_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in plain_kinds]
     return [*names, *map(str, range(len(names), count))][:count]
-
-
-def _view(tensor: Any) -> Any:
-    return tensor.view_as(tensor) if tensor.requires_grad else tensor
 
 
 def _tensors(values: Any) -> Iterator[Any]:

@@ -60,7 +60,9 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
             f"steps, so the first step loses them ({several(off)}): were they loaded "
             "without it?"
         )
-    yield from _note_on_unheld(steps[0])
+    if unheld := steps[0].get("unheld"):
+        purpose = ". No fault if the others are trained alone on purpose"
+        yield unheld_in_words(steps[0], unheld) + ("" if steps[0]["strangers"] else purpose)
     number = next((n for n, step in enumerate(steps) if step["outside"]), 0)
     if changed := steps[number]["outside"]:
         yield (
@@ -85,14 +87,6 @@ def notes_on_steps(steps: Sequence[Step]) -> Iterator[str]:
     yield from _applied(steps[0])
     yield from _lost([step for step in steps if step["lr"][0]])
     yield from same_order([rows_of(step) for step in steps])
-
-
-def _note_on_unheld(step: Step) -> Iterator[str]:
-    """A note on parameters of the reference that get gradients and stay as they are, because no
-    optimizer has them."""
-    if unheld := step.get("unheld"):
-        purpose = ". No fault if the others are trained alone on purpose"
-        yield unheld_in_words(step, unheld) + ("" if step["strangers"] else purpose)
 
 
 def unheld_in_words(step: Step, names: Collection[str]) -> str:

@@ -91,7 +91,7 @@ def as_one(run: Run, same_rows: bool) -> Run:
     seen_rows = run.seen[:1]
     if not same_rows:
         seen_rows = [[[*chain(*rows)] for rows in zip(*run.seen, strict=False)]]
-    return replace(run, ranks=[steps], seen=seen_rows, reported=run.reported[:1])
+    return replace(run, ranks=[steps], seen=seen_rows)
 
 
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:

@@ -47,9 +47,9 @@ def evaluation(run: Run, reference: Run) -> Iterator[Broken | str]:
     """The first loss of an evaluation that a known mistake multiplied; otherwise a note on the
     first one that differs. Only losses that both have reported, after the same step and under the
     same name, are compared."""
-    expected_losses = {(steps, name): loss for steps, name, loss in reference.reported[0]}
+    expected_losses = {(steps, name): loss for steps, name, loss in reference.reported}
     notes = []
-    for steps, name, loss in run.reported[0]:
+    for steps, name, loss in run.reported:
         steps += run.layout.first
         if (expected := expected_losses.get((steps, name))) is None:
             continue

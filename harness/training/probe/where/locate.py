@@ -12,7 +12,14 @@ from dataclasses import replace
 from harness.bugs.api.numbers import near
 from harness.rank import compare
 from harness.training.probe.compare.comparison import Compared
-from harness.training.probe.compare.faults import BROKEN_RELATIONS, NEAR, Stage
+from harness.training.probe.compare.faults import (
+    BROKEN_RELATIONS,
+    NEAR,
+    Place,
+    Stage,
+    of_stage,
+    undetermined,
+)
 from harness.training.probe.compare.gradients import are_level, weights_in
 from harness.training.probe.compare.reference import Moment
 from harness.training.probe.compare.relations import BETWEEN
@@ -29,7 +36,6 @@ from harness.training.probe.runner import Run
 from harness.training.probe.session import Session
 from harness.training.probe.where.digests import Recorded
 from harness.training.probe.where.modules import Evidence, first_place, unlike_factors
-from harness.training.probe.where.place import Place, of_stage, undetermined
 
 FACTOR = 1e-3
 """The part of a gradient in other directions that a factor may leave."""

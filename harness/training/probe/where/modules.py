@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.rank import compare
 from harness.rank.compare import SAFE, Named
-from harness.training.probe.compare.faults import NEAR, Stage
+from harness.training.probe.compare.faults import NEAR, Place, Stage, of_stage, undetermined
 from harness.training.probe.where.digests import (
     WHOLE,
     Factors,
@@ -22,7 +22,6 @@ from harness.training.probe.where.digests import (
     is_comparable,
     unsure,
 )
-from harness.training.probe.where.place import Place, of_stage, undetermined
 
 MATERIAL = 0.01
 """What is off by less than this part of what the gradient is off by is not its cause."""
