@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from harness.rank.compare import astray, spread, ulp
+from harness.rank.probe.exchange import Step
 from harness.training.probe.compare.reference import Reference
-from harness.training.probe.runner import Step
 
 ZERO, ONE = numpy.zeros(2), numpy.ones(2)
 
@@ -59,10 +59,9 @@ def test_the_rounding_of_a_single_value_is_that_of_its_largest_update() -> None:
     """Momentum cancels an update of 0.01, in fp16, down to 0.0004; its rounding stays."""
 
     def step(update: float) -> Step:
-        arrays = {"b": numpy.array([update])}
-        gradient = {"b": numpy.array([1.0])}
-        kinds = {"grad": gradient, "update": arrays, "eps": {"b": 1e-7}, "largest": {"b": 0.1}}
-        return {**kinds, "coarse": 2.0**-10}
+        grad, arrays = {"b": numpy.array([1.0])}, {"b": numpy.array([update])}
+        sizes = {"eps": {"b": 1e-7}, "largest": {"b": 0.1}}
+        return Step(grad=grad, update=arrays, coarse=2.0**-10, **sizes)
 
     reference = Reference([step(0.01), step(0.0004)], [])
     assert reference.spread(1, "update")["b"] == pytest.approx(2.0**-11 * 0.01)

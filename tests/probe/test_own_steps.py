@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 
+from harness.rank.probe.exchange import Step
 from harness.rank.probe.recording.parameters import Optimized
 from harness.training.probe.compare.plausibility import NOT_STEPPED, notes_on_steps
 
@@ -25,28 +26,24 @@ def steps(
     kind: str = "SGD",
     clipping: float | None = 0.0,
     eps: float = FP32,
-    scaled: bool = False,
     fresh: bool = True,
     **group: Any,
-) -> list[Any]:
+) -> list[Step]:
     """Steps with these rates, that moved the weights by ``applied`` gradients, or by ``update``."""
     usual, of = SGD if kind == "SGD" else ADAM, applied * GRADIENT["weight"]
     return [
-        {
-            "optimizer": kind,
-            "number": 0,
-            "grad": GRADIENT,
-            "before": WEIGHTS,
-            "update": {"weight": -rate * of if update is None else update},
-            "clipping": clipping,
-            "eps": {"weight": eps},
-            "scaled": scaled,
-            "outside": {},
-            "fresh": fresh,
-            "group": usual | group,
-            "rows": [[f"row {number}"]],
-            "lr": [rate],
-        }
+        Step(
+            optimizer=kind,
+            grad=GRADIENT,
+            before=WEIGHTS,
+            update={"weight": -rate * of if update is None else update},
+            clipping=clipping,
+            eps={"weight": eps},
+            fresh=fresh,
+            group=usual | group,
+            rows=[[f"row {number}"]],
+            lr=[rate],
+        )
         for number, rate in enumerate(rates)
     ]
 
@@ -137,7 +134,7 @@ ZERO, INFINITE = numpy.array([0.0, 0.0]), {"weight": numpy.array([3.0, numpy.inf
 def test_a_step_that_cannot_be_judged_is_not_noted(
     rate: float, settings: dict[str, Any], gradient: Any
 ) -> None:
-    run = [{**step, "grad": gradient} for step in steps(rate, rate, **settings)]
+    run = [step.but(grad=gradient) for step in steps(rate, rate, **settings)]
     assert not list(notes_on_steps(run))
 
 
@@ -155,7 +152,7 @@ def test_a_step_that_cannot_be_judged_is_not_noted(
 def test_epochs_of_one_order_are_noted(orders: tuple[str, ...], noted: bool) -> None:
     run = steps(0.1, 0.1, 0.1, 0.1)
     for step, rows in zip(run, orders, strict=True):
-        step["rows"] = [list(rows)]
+        step.rows = [list(rows)]
     assert (
         any("rows of the first in the same order" in note for note in notes_on_steps(run)) == noted
     )
@@ -169,8 +166,8 @@ def test_weights_that_are_not_those_of_the_optimizer_are_noted(
 ) -> None:
     run = steps(0.1, 0.1)
     for step in run:
-        step["before"] = {**WEIGHTS, "weight in bfloat16": numpy.array(copy)}
-        step["eps"] = {"weight": FP32, "weight in bfloat16": BF16}
+        step.before = {**WEIGHTS, "weight in bfloat16": numpy.array(copy)}
+        step.eps = {"weight": FP32, "weight in bfloat16": BF16}
     notes = list(notes_on_steps(run))
     assert [note.startswith(NOT_STEPPED) for note in notes] == [True] * noted
 

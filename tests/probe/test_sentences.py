@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.rank.exits import Exit
+from harness.rank.probe.exchange import Step
 from harness.rank.probe.findings.unlike import SCHEDULE
 from harness.training.probe.compare.comparison import Compared, rows_after_resume
 from harness.training.probe.compare.faults import Broken
@@ -132,9 +133,9 @@ def test_a_shorter_last_step_is_divided_by_the_micro_batches_of_a_full_one(
     assert f"times the right one ({left} of 3 micro-batches, divided by 3)" in headline(answers)
 
 
-def recorded(*ranks: str) -> list[list[dict[str, Any]]]:
+def recorded(*ranks: str) -> list[list[Step]]:
     """By rank, steps with these rows: a letter is a row, and spaces separate steps."""
-    return [[{"rows": [[*step]]} for step in rank.split()] for rank in ranks]
+    return [[Step(rows=[[*step]]) for step in rank.split()] for rank in ranks]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.rank.probe.exchange import Step
 from harness.training.probe.compare.reference import Reference
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout, Settings
 from harness.training.probe.notes import ON_ALL_RANKS, notes_on_run
@@ -316,7 +317,7 @@ def test_a_rare_style_is_no_fault(probing: Probing, loop: str) -> None:
 
 @pytest.mark.parametrize(("rows", "noted"), [("one", []), ("two", [ON_ALL_RANKS])])
 def test_equal_dropout_is_noted_if_the_ranks_have_unlike_rows(rows: str, noted: list[str]) -> None:
-    ranks = [[{"drops": ["state"], "rows": [[row]]}] for row in ("one", rows)]
+    ranks = [[Step(drops=["state"], rows=[[row]])] for row in ("one", rows)]
     assert (
         list(notes_on_run(Run(Layout("2 ranks", RANKS, 2, 1), ranks), Reference([], []))) == noted
     )

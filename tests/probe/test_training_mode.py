@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from harness.rank.probe.exchange import Step
 from harness.rank.probe.recording.micro_batches import training_modes
 from harness.training.probe.compare.plausibility import IN_EVALUATION, left_in_evaluation
 from harness.training.probe.layouts import RANKS, Settings
@@ -136,6 +137,6 @@ def test_only_the_steps_that_train_the_model_are_to_be_in_training_mode(
     steps: list[tuple[int, set[bool]]], notes: list[str]
 ) -> None:
     """The numbers are those of the optimizers."""
-    found = [*left_in_evaluation([{"number": n, "modes": modes} for n, modes in steps])]
+    found = [*left_in_evaluation([Step(number=n, modes=modes) for n, modes in steps])]
     assert len(found) == len(notes)
     assert all(part in line for part, line in zip(notes, found, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FILES = "files"
@@ -73,6 +73,129 @@ class Assignment(Task):
     """Folders that all runs write into, though they lie in the user's."""
     temporary: str = ""
     """The folder for temporary files."""
+
+
+@dataclass
+class Step:
+    """What a rank records of a step. Dictionaries are by the names of parameters, if they do not
+    say otherwise."""
+
+    rows: list[list[str]] = field(default_factory=list)
+    """Digests, by micro-batch."""
+    losses: list[float] = field(default_factory=list)
+    """By backward."""
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    """By backward, its own gradients, before any reduction."""
+    clips: list[tuple[float, float, bool]] = field(default_factory=list)
+    """Of each clipping the limit, the norm before, and whether it clips values."""
+    drops: list[str] = field(default_factory=list)
+    """The state of the generator before each dropout."""
+    rates: set[float] = field(default_factory=set)
+    """Of dropout."""
+    modes: set[bool] = field(default_factory=set)
+    """Whether what depends on the training mode was in it, in the calls that got a gradient."""
+    cleared: dict[str, int] = field(default_factory=dict)
+    """By list of the step, how many entries belong to gradients that were cleared."""
+    unused: set[int] = field(default_factory=set)
+    """The micro-batches whose outputs got no gradient."""
+    skipped: int = 0
+    """Steps before it that a scaler skipped."""
+    overflow: str = ""
+    """Where the last of these was not finite."""
+    infinite: str = ""
+    """The first place that is not finite, in words."""
+    stale: float = 0.0
+    """The norm of the gradients before the first backward."""
+    left: float = 0.0
+    """The norm of this rank's gradients after the last backward."""
+    scaled: bool = False
+    """Whether a scaler of the loss takes the step."""
+    scale: float = 0.0
+    """With which it begins."""
+    clipped_scaled: float = 0.0
+    """The scale of the loss if it still multiplied the gradients when they were clipped."""
+    coarse: float = 0.0
+    """An ulp of 1 in the coarsest 16-bit type of what modules return."""
+    own: float | None = None
+    """The gradient of the logits, as a multiple of that of the mean cross-entropy."""
+    shifted: bool = False
+    """Whether labels are shifted twice."""
+    endless: bool = False
+    """Whether the end of each row has no label."""
+    draws: bool = False
+    """Whether the model draws random numbers other than dropout's."""
+    stops: bool = False
+    """Whether the loop stops gradients on purpose."""
+    slopes: bool = False
+    """Whether the loss is exact enough for finite differences."""
+    evaluated: bool = False
+    places: list[dict[str, Any]] = field(default_factory=list)
+    """The calls of modules, if they are watched."""
+
+    raw: dict[str, Any] | None = None
+    """The gradients before the first clipping; None without one."""
+    grad: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+    """The weights, also in copies of 16 bits, if the step is to keep them."""
+    update: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    """Of the optimizer, by parameter and entry, if the step is to keep it."""
+    outside: dict[str, float] | None = None
+    """How far weights changed since the step before, as a part of their size."""
+    eps: dict[str, float] = field(default_factory=dict)
+    """An ulp of 1 in the type of the weight."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """The largest value of the weight."""
+    starts: dict[str, int] = field(default_factory=dict)
+    """If an optimizer has a piece of a parameter, the index of the piece's first value."""
+    optimizer: str = ""
+    """Its class; empty before it has looked at its gradients."""
+    number: int = 0
+    """Of the optimizer."""
+    lr: list[float] = field(default_factory=list)
+    """By group."""
+    group: dict[str, Any] = field(default_factory=dict)
+    """The settings that all groups have."""
+    clipping: float | None = 0.0
+    """The norm to which the optimizer's own step clips; None if it uses other gradients."""
+    fresh: bool = False
+    """Whether the optimizer has taken no step before."""
+    copies: Sequence[Mapping[str, Any]] = ()
+    """Of the model, after the last step."""
+    several_ranks: bool = False
+    """Whether it was made of the steps of several ranks."""
+
+    # Only of the first step:
+    settings: dict[str, str] = field(default_factory=dict)
+    """In words."""
+    unlike: list[str] = field(default_factory=list)
+    """What differs between layouts by design."""
+    shims: list[str] = field(default_factory=list)
+    seeded: bool = False
+    """Whether the script has set a seed."""
+    stage: int | None = None
+    """Of a pipeline, from 0."""
+    impossible: Sequence[str] = ()
+    """The known bugs that the run cannot set off."""
+    unheld: dict[str, int] = field(default_factory=dict)
+    """The sizes of parameters that get gradients, are in no optimizer, and never move."""
+    strangers: int = 0
+    """Tensors without a gradient that the optimizers have, and no model."""
+    empty: bool = False
+    """Whether the optimizers have no tensor at all."""
+    checkpoints: int = 0
+    """How many calls recompute activations."""
+    compiled: bool = False
+    remarks: list[str] = field(default_factory=list)
+    """Lines for the report."""
+
+    def of(self, quantity: str) -> dict[str, Any]:
+        """A quantity of each parameter: ``grad``, ``raw``, ``update``, ``before`` or ``state``."""
+        return getattr(self, quantity) or {}
+
+    def but(self, **changes: Any) -> Step:
+        """The same with other values."""
+        return replace(self, **changes)
 
 
 class _Pickler(pickle.Pickler):

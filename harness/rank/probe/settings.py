@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.rank.probe.exchange import Step
 from harness.system.text import count
 
 RATES = ("lr", "initial_lr")
@@ -23,15 +24,15 @@ def of_groups(groups: Sequence[Group]) -> dict[str, Any]:
     return {} if any(group != settings for group in others) else settings
 
 
-def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> dict[str, str]:
+def of_training(root: Any, groups: Sequence[Group], step: Step) -> dict[str, str]:
     """The settings of the first step, by name, in words: of the optimizer, of clipping and the loss
     scale, and of the model (its dropout, attention, and types)."""
     parts = list(root.modules()) if root is not None else []
-    rates = {*step["rates"], *(part.p for part in parts if drops(part))}
+    rates = {*step.rates, *(part.p for part in parts if drops(part))}
     types = Counter(
         str(p.dtype).removeprefix("torch.") for part in parts[:1] for p in part.parameters()
     )
-    limits = {by_value: limit for limit, _, by_value in reversed(step["clips"])}  # the first ones
+    limits = {by_value: limit for limit, _, by_value in reversed(step.clips)}  # the first ones
     norm, value = (
         f"{limit:g}" if math.isfinite(limit := limits.get(by_value, math.inf)) else "none"
         for by_value in (False, True)
@@ -40,7 +41,7 @@ def of_training(root: Any, groups: Sequence[Group], step: Mapping[str, Any]) -> 
         **_by_group(groups),
         "the norm to which clip_grad_norm_ clips": norm,
         "the value to which clip_grad_value_ clips": value,
-        "the first loss scale": f"{step['scale']:g}" if step["scale"] else "1 (no scaler)",
+        "the first loss scale": f"{step.scale:g}" if step.scale else "1 (no scaler)",
         "dropout": ", ".join(f"{rate:g}" for rate in sorted(rates)) or "0",
         "the type of the parameters": _in_words(types),
     }

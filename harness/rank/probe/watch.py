@@ -12,6 +12,7 @@ import sysconfig
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from harness.rank import events, shims
@@ -78,17 +79,18 @@ class Watch:
         current, steps, assignment = self.record.now, self.record.steps, self.assignment
         if steps:
             watchers = self.workers, self.saves
-            steps[0] |= {
+            steps[0] = replace(
+                steps[0],
                 **({} if self.engine else self.optimizers.report()),
-                "checkpoints": self.mode.checkpoints,
-                "compiled": compiled.graphs() > self._compiled_before,
-                "remarks": [line for watcher in watchers for line in watcher.report()],
-            }
+                checkpoints=self.mode.checkpoints,
+                compiled=compiled.graphs() > self._compiled_before,
+                remarks=[line for watcher in watchers for line in watcher.report()],
+            )
         records = {
             "steps": steps,
-            "skipped": current["skipped"],
+            "skipped": current.skipped,
             "backwards": self._backwards,
-            "infinite": self.record.finite.place or current.get("overflow", ""),
+            "infinite": self.record.finite.place or current.overflow,
             "seen": self.record.seen,
             "rows_dimension": self.model.rows_dimension,
             "reported": self.reported,
@@ -103,7 +105,7 @@ class Watch:
         others = assignment.saves or assignment.epoch or assignment.shift
         moves = self.noise.is_random or self.engine is not None
         if not (others or moves or self.record.is_open()):  # nothing is trained after this
-            records["schedule"] = self.schedules.lengths([step["lr"][0] for step in steps])
+            records["schedule"] = self.schedules.lengths([step.lr[0] for step in steps])
         if assignment.relations and self.model.root is not None:  # these import more
             from harness.rank.probe.findings.model_relations import answers
 
@@ -152,7 +154,7 @@ class Watch:
             return
         if event.closure is not None:
             weights = self._optimized(event.owner).weights()
-            self.record.now["outside"] = self._outside(weights)
+            self.record.now.outside = self._outside(weights)
         elif event.skips:
             if not event.owner.state:
                 self._untouched.add(event.owner)
@@ -165,7 +167,7 @@ class Watch:
             self.done()
 
     def _ready(self, event: events.Gradients) -> None:
-        begun = self.model.root is not None or self.record.now["parts"] or event.in_closure
+        begun = self.model.root is not None or self.record.now.parts or event.in_closure
         if self.engine is None and begun:  # otherwise DeepSpeed makes its optimizer's state
             self.optimizers.look(self.model.names.items())
             self._look(self._optimized(event.owner))
@@ -179,7 +181,7 @@ class Watch:
         elif self.engine is None and event.skips:
             self._filled()
             self.record.skip()
-        elif self.engine is None and "grad" in self.record.now:
+        elif self.engine is None and self.record.now.optimizer:
             self._keep(self._optimized(event.owner))
             self._untouched.discard(event.owner)
 
@@ -206,26 +208,25 @@ class Watch:
         before = self._before = updated.weights()
         every = {**before, **updated.copies()}
         current = self.record.now
-        current.setdefault("outside", self._outside(before))
-        current |= {
-            "stale": updated.norm_of(self.record.left),
-            "grad": updated.gradients(),
-            "lr": [float(group["lr"]) for group in updated.groups],
-            "optimizer": updated.kind,
-            "number": self._numbers.setdefault(updated.owner, len(self._numbers)),
-            "eps": updated.eps(),
-            "largest": {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()},
-            "group": settings.of_groups(updated.groups),
-            "clipping": updated.clipping(),
-            "fresh": updated.fresh(),
-            "starts": dict(self.model.names.starts),
-            "infinite": self.record.finite.place,
-        }
+        if current.outside is None:  # a closure may have moved the weights since
+            current.outside = self._outside(before)
+        current.stale = updated.norm_of(self.record.left)
+        current.grad = updated.gradients()
+        current.lr = [float(group["lr"]) for group in updated.groups]
+        current.optimizer = updated.kind
+        current.number = self._numbers.setdefault(updated.owner, len(self._numbers))
+        current.eps = updated.eps()
+        current.largest = {n: float(w.abs().max()) if w.numel() else 0.0 for n, w in every.items()}
+        current.group = settings.of_groups(updated.groups)
+        current.clipping = updated.clipping()
+        current.fresh = updated.fresh()
+        current.starts = dict(self.model.names.starts)
+        current.infinite = self.record.finite.place
         if not self.record.steps:
             root = self.model.root
-            current["settings"] = settings.of_training(root, updated.groups, current)
+            current.settings = settings.of_training(root, updated.groups, current)
         if len(self.record.steps) in self.assignment.keep:
-            current |= {"before": every, "state": updated.state()}
+            current.before, current.state = every, updated.state()
 
     def _outside(self, weights: Mapping[str, Any]) -> dict[str, float]:
         """By name, how far weights changed since the last step, as a part of their size."""
@@ -241,25 +242,23 @@ class Watch:
         """Record how far the step moved the weights, and begin the next one."""
         after, current = updated.weights(), self.record.now
         self._left |= {n: w for n, w in after.items() if n in self.model.names.names.values()}
-        current["update"] = {
+        current.update = {
             n: (after[n].double() - w.double()).to(w.dtype) for n, w in self._before.items()
         }
-        repeats = len(set(map(tuple, current["rows"]))) < len(current["rows"])  # as LBFGS does
-        exact = not (current["scaled"] or current["coarse"] or current["stops"] or repeats)
-        current["slopes"] = self.engine is None and exact
+        repeats = len(set(map(tuple, current.rows))) < len(current.rows)  # as LBFGS does
+        exact = not (current.scaled or current.coarse or current.stops or repeats)
+        current.slopes = self.engine is None and exact
         if not self.record.steps:
-            current |= {
-                "unlike": [*unlike_by_design(self.model.root), *objects_unlike_by_design()],
-                "shims": list(shims.uses),
-                "seeded": draws.is_seeded(int(os.environ.get("RANK", 0))),
-                "stage": self.model.stage,
-            }
+            current.unlike = [*unlike_by_design(self.model.root), *objects_unlike_by_design()]
+            current.shims = list(shims.uses)
+            current.seeded = draws.is_seeded(int(os.environ.get("RANK", 0)))
+            current.stage = self.model.stage
             if self.assignment.bugs and self.assignment.perturb is None:
-                current["impossible"] = impossible_bugs(self.assignment.bugs, updated.kind)
+                current.impossible = impossible_bugs(self.assignment.bugs, updated.kind)
         self.averages.note()
         if len(self.record.steps) + 1 == self.assignment.steps:
-            current["copies"] = self.averages.record()
-        current["evaluated"] = self.model.evaluates()
+            current.copies = self.averages.record()
+        current.evaluated = self.model.evaluates()
         self.record.keep()
         self.schedules.step()
         if not self.assignment.saves:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from harness.rank.compare import SAFE, Spread, distances, length, share, spread
+from harness.rank.probe.exchange import Step
 from harness.rank.probe.modes import COMPILED, EAGER, KEPT, RECOMPUTED
 from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
@@ -26,7 +27,7 @@ from harness.training.probe.layouts import (
     rounding,
 )
 from harness.training.probe.one_order import compare_layout
-from harness.training.probe.runner import Run, Step
+from harness.training.probe.runner import Run
 from harness.training.probe.session import Session
 from harness.training.probe.slopes import Direction, ends_of_slope, is_right, slopes, wrong_slope
 
@@ -91,7 +92,7 @@ def with_dropout(
 
 def _any(run: Run, *facts: str) -> bool:
     """Whether one of these facts of the first step holds on a rank."""
-    return any(steps[0][fact] for steps in run.ranks for fact in facts)
+    return any(getattr(steps[0], fact) for steps in run.ranks for fact in facts)
 
 
 def _in_mode(settings: Settings, kind: str, mode: str) -> Layout:
@@ -131,7 +132,7 @@ def compare_mode(session: Session, run: Run, baseline: Reference) -> Compared:
             comparison.no_answer = outcome
         decided = isinstance(outcome, Broken) or not (outcome or comparison.not_tested)
         comparison.with_dropout = decided
-    elif kind == CHECKPOINTING and comparison.broken and run.ranks[0][0]["draws"]:
+    elif kind == CHECKPOINTING and comparison.broken and run.ranks[0][0].draws:
         fault = comparison.broken[0]  # the model draws masks itself, which nobody switched off
         if fault.relation == "gradient":
             comparison.broken[0] = replace(fault, relation=WITH_DROPOUT)
@@ -150,9 +151,9 @@ def _compare_compiled(comparison: Compared, baseline: Reference, run: Run) -> st
         return STILL_COMPILED
     eager = Reference(run.ranks[0], baseline.rounded)
     for number, (step, expected) in enumerate(zip(baseline.steps, eager.steps, strict=False)):
-        if step["draws"] or expected["draws"]:
+        if step.draws or expected.draws:
             return OWN_DRAWS
-        noise = partial(eager.spread, number, "raw" if expected["raw"] else "grad")
+        noise = partial(eager.spread, number, "raw" if expected.raw else "grad")
         text = "compiled, that of {} is {} that of eager code"
         if fault := _fault("gradient", text, step, expected, noise):
             comparison.broken, comparison.step = [fault], number + 1

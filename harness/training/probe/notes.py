@@ -50,7 +50,7 @@ def without_numbers(note: str) -> str:
 
 def remarks(run: Run) -> Iterator[str]:
     """What the ranks themselves have noted."""
-    yield from (note for steps in run.ranks for step in steps[:1] for note in step["remarks"])
+    yield from (note for steps in run.ranks for step in steps[:1] for note in step.remarks)
 
 
 ON_ALL_RANKS = "dropout draws the same numbers on all ranks, for unlike rows"
@@ -60,33 +60,33 @@ def notes_on_run(run: Run, baseline: Reference) -> Iterator[str]:
     """Notes on what is not wrong by itself."""
     if run.failure:
         return
-    drops = [steps[0]["drops"] for steps in run.ranks]
-    rows = [steps[0]["rows"] for steps in run.ranks]
+    drops = [steps[0].drops for steps in run.ranks]
+    rows = [steps[0].rows for steps in run.ranks]
     if len(drops) > 1 and drops[0] and drops[0] == drops[1] and rows[0] != rows[1]:
         yield ON_ALL_RANKS
     if run.layout.resumed and run.layout.first < len(baseline.steps):
-        before = baseline.steps[run.layout.first]["drops"]
+        before = baseline.steps[run.layout.first].drops
         if before and drops[0] != before:
             yield "after the resume, dropout draws other numbers than without the stop"
 
 
 def notes_on_reference(baseline: Reference, perturbed: list[Run]) -> Iterator[str]:
     """Notes on the reference, which all layouts are compared with."""
-    yield from baseline.steps[0]["unlike"]
+    yield from baseline.steps[0].unlike
     yield from plausibility.notes_on_steps(baseline.steps)
-    if shims := baseline.steps[0]["shims"]:
+    if shims := baseline.steps[0].shims:
         yield f"on a CPU these releases need shims of ours: {', '.join(shims)}"
-    if loss_note := losses.note_on_loss(baseline.steps[0]["own"]):
+    if loss_note := losses.note_on_loss(baseline.steps[0].own):
         yield loss_note
-    if baseline.steps[0].get("shifted"):
+    if baseline.steps[0].shifted:
         yield losses.SHIFTED
-    if baseline.steps[0].get("endless"):
+    if baseline.steps[0].endless:
         yield losses.ENDLESS
     if any(run.failure for run in perturbed):
         yield "a perturbed reference run gave no answer: tolerances may be too small"
-    if baseline.steps[0]["stale"]:
+    if baseline.steps[0].stale:
         yield "the reference begins with gradients: something was differentiated before its loop"
-    if any(step["stale"] for step in baseline.steps[1:]):
+    if any(step.stale for step in baseline.steps[1:]):
         yield "the reference itself has gradients left from the step before: is zero_grad missing?"
 
 
@@ -118,15 +118,15 @@ def not_tested(
             how = " (needs --other-seed)" if kind == SEED and not settings.other_seed else how
             yield name + how
     yield from (what for found in answers.layouts for what in found.not_tested)
-    copies = baseline.steps[-1].get("copies", ())
+    copies = baseline.steps[-1].copies
     averages = dict.fromkeys(copy["holder"] for copy in copies if copy["is_average"])
     if averages and not kinds & {RESUME, RANKS_RESUME}:
         yield f"averages of the weights ({several(averages)}): needs a stop and resume"
-    if baseline.steps[0]["own"] is None:
+    if baseline.steps[0].own is None:
         yield "the size of the reference's own gradient: no logits and labels were seen"
-    if baseline.steps[0]["stops"]:
+    if baseline.steps[0].stops:
         yield "whether the loss falls as its gradient says: the loop stops gradients on purpose"
-    if not any(baseline.steps[0]["rows"]):
+    if not any(baseline.steps[0].rows):
         yield "samples: no module with parameters was called with them"
     elif not settings.epoch:
         yield "rows that come twice or never later in an epoch (needs --epoch)"

@@ -70,18 +70,18 @@ def _why_incomparable(session: Session, run: Run, baseline: Reference) -> str:
     settings, steps = session.settings, [step for steps in run.ranks for step in steps]
     if run.layout.k > 1 and not session.runner.target.names_micro_batches:
         together = 1 if settings.same_rows else settings.reference_ranks
-        counts = {len(step["rows"]) for step in steps}
-        in_reference = {len(step["rows"]) // together for step in baseline.steps}
+        counts = {len(step.rows) for step in steps}
+        in_reference = {len(step.rows) // together for step in baseline.steps}
         if len(counts) == 1 and counts == in_reference and counts != {0}:
             return NO_K.format(*counts)
-    sizes = {len(micro) for step in (*baseline.steps, *steps) for micro in step["rows"]}
+    sizes = {len(micro) for step in (*baseline.steps, *steps) for micro in step.rows}
     return PACKED if settings.rows > settings.reference_ranks and sizes <= {1} else ""
 
 
 def _repetition(session: Session, run: Run, baseline: Reference) -> str:
     """How a layout repeats rows: on all ranks, in the first epoch of the reference, or in a second
     epoch like the first, if the reference's is not so, too. Empty if it does not."""
-    rows, *others = ([] if session.settings.same_rows else one[0]["rows"] for one in run.ranks)
+    rows, *others = ([] if session.settings.same_rows else one[0].rows for one in run.ranks)
     if any(rows) and others and all(other == rows for other in others):
         return ALIKE
     steps = _steps_of_one_epoch(baseline)
@@ -149,9 +149,9 @@ def _without_an_answer(
     elif comparison.layout.kind == AGAINST:
         text = "the model is given other rows than in the first environment"
         advice = "other tokens, another template or cut, or changes at random"
-    if run.layout.world > 1 and not all(one[0]["seeded"] for one in run.ranks):
+    if run.layout.world > 1 and not all(one[0].seeded for one in run.ranks):
         advice = "the script sets no seed, so each rank draws or splits by itself"
-    elif run.layout.world == 1 and any(step["evaluated"] for step in run.ranks[0]):
+    elif run.layout.world == 1 and any(step.evaluated for step in run.ranks[0]):
         advice = "does an evaluation draw rows from the same generator?"
     return _unanswered(comparison, OTHER.format(text=text, advice=advice))
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from harness.rank.probe.exchange import Step
 from harness.system.text import several
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.reference import Reference, as_one
 from harness.training.probe.layouts import Layout
 from harness.training.probe.notes import notes_on_reference, relevant, remarks, without_numbers
 from harness.training.probe.one_order import compare_layout
-from harness.training.probe.runner import Run, Step
+from harness.training.probe.runner import Run
 from harness.training.probe.session import Session
 
 OTHER_DRAW = (
@@ -45,7 +47,7 @@ def compare_again(
 def other_trained(comparison: Compared, step: Step, expected: Step) -> dict[str, object]:
     """By name, how far the reference's weights are from those of the step, if the layout begins
     with others."""
-    start, expected_start = step["before"], expected["before"]
+    start, expected_start = step.before, expected.before
     same_shapes = start.keys() == expected_start.keys() and all(
         start[name].shape == expected_start[name].shape for name in start
     )
@@ -57,20 +59,17 @@ def other_trained(comparison: Compared, step: Step, expected: Step) -> dict[str,
 
 def _other_defaults(step: Step, expected: Step) -> Iterator[str]:
     """Sentences about the settings of the first step that differ from the reference's."""
-    facts = [
-        ("the optimizer is", step["optimizer"], expected["optimizer"]),
+    facts: list[tuple[str, Any, Any]] = [
+        ("the optimizer is", step.optimizer, expected.optimizer),
         *(
-            (f"{name} is", value, expected["settings"][name])
-            for name, value in step["settings"].items()
-            if name in expected["settings"]
+            (f"{name} is", value, expected.settings[name])
+            for name, value in step.settings.items()
+            if name in expected.settings
         ),
-        (
-            "the norm to which the engine clips gradients is",
-            *(one["clipping"] for one in (step, expected)),
-        ),
+        ("the norm to which the engine clips gradients is", step.clipping, expected.clipping),
         (
             "the model computes in",
-            *(PRECISIONS.get(one["coarse"], "16 bits") for one in (step, expected)),
+            *(PRECISIONS.get(one.coarse, "16 bits") for one in (step, expected)),
         ),
     ]
     for text, value, expected_value in facts:

@@ -72,11 +72,10 @@ def probe(
     ends = slopes.ends_of_slope(settings, baseline) if is_sloped else []
     session.start(*ends)
     step = baseline.steps[0]
-    rows = sum(map(len, step["rows"]))
+    rows = sum(map(len, step.rows))
     batch = f"{rows} rows" if rows else "rows that probe did not see"
     answers = Answers(
-        f"{len(baseline.steps)} steps of {batch}, {step['optimizer']}, {len(step['grad'])} "
-        "parameters",
+        f"{len(baseline.steps)} steps of {batch}, {step.optimizer}, {len(step.grad)} parameters",
         **{each.name: getattr(reference_run, each.name) for each in fields(ScriptFacts)},
         same_rows=settings.same_rows,
         script=Path(runner.target.script).name,
@@ -111,7 +110,7 @@ def probe(
     if settings.where and first_broken is not None:
         answers.where = locate(first_broken, session)
     for each, of_each in ((answers, runs[False]), (in_other, runs[True])):
-        kinds = [{*run.ranks[0][0].get("impossible", ())} for run in of_each if run.steps]
+        kinds = [{*run.ranks[0][0].impossible} for run in of_each if run.steps]
         each.impossible = frozenset(set.intersection(*kinds)) if kinds else frozenset()
     answers.written = runner.written
     if other is not None:
@@ -125,7 +124,7 @@ def probe(
     last_step = len(baseline.steps) - 1
     last_steps = [last_step if one.step is None else one.step - 1 for one in answers.layouts]
     answers.decided = baseline.decided(max(last_steps, default=last_step))
-    answers.unseen = not any(step["rows"]) and SAMPLES not in settings.without
+    answers.unseen = not any(step.rows) and SAMPLES not in settings.without
     answers.not_tested = list(not_tested(settings, runner.lane, reference_run, baseline, answers))
     return answers
 
@@ -174,7 +173,7 @@ def _seeded(run: Run, usual: Run) -> Compared:
     )
     if comparison.no_answer:
         return comparison
-    rows = [[one[0]["rows"] for one in each.ranks] for each in (run, usual)]
+    rows = [[one[0].rows for one in each.ranks] for each in (run, usual)]
     if rows[0] == rows[1] and any(map(any, rows[0])):
         comparison.broken = [Broken(ORDER, "the first step has the same rows in the same order")]
         comparison.step = 1

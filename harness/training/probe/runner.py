@@ -17,12 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from harness.bugs.api.spec import Lane
 from harness.rank.exits import Exit
 from harness.rank.probe import compiled, exchange, own_files
-from harness.rank.probe.exchange import FILES, Assignment, Task
+from harness.rank.probe.exchange import FILES, Assignment, Step, Task
 from harness.rank.probe.own_files import Written
 from harness.rank.shims import SHIMMED
 from harness.run.launch import RankSettings, rank_environment, supervise
@@ -90,8 +89,6 @@ TRAINING = {
 """Packages that a script which imports them in a function is sure to use."""
 
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}
-
-Step = dict[str, Any]
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.rank.probe.exchange import Step
 from harness.training.probe.compare.reference import Reference, as_one, without_cleared
 from harness.training.probe.layouts import AGAINST, Layout, Settings
-from harness.training.probe.runner import Run, Runner, Step
+from harness.training.probe.runner import Run, Runner
 
 
 @dataclass(frozen=True)

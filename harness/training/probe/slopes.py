@@ -52,7 +52,7 @@ Slopes = Sequence[Steep | None]
 def same_gradients(run: Run) -> bool:
     """Whether the ranks of the reference have the same gradients in the first step: otherwise the
     loss of all has no slope along the gradient of one."""
-    gradient, *others = (steps[0]["grad"] or {} for steps in run.ranks)
+    gradient, *others = (steps[0].grad for steps in run.ranks)
     return all(are_near(gradient, twin, LIKE) for twin in others)
 
 
@@ -87,9 +87,9 @@ def ends_of_slope(
     step, gradient, loss = baseline.steps[0], _gradient(baseline), abs(baseline.loss(0))
     moved = direction.of(gradient)
     square = sum(float((gradient[name] * values).sum()) for name, values in moved.items())
-    if not (step["slopes"] and finite(square) and square > 0 and finite(loss) and loss):
+    if not (step.slopes and finite(square) and square > 0 and finite(loss) and loss):
         return []
-    if step["left"] and not near(step["left"], norm(gradient), share=LIKE):
+    if step.left and not near(step.left, norm(gradient), share=LIKE):
         return []  # the loop divides its gradients, and those of the backwards are not known
     base = layout or replace(reference(settings), steps=1, epoch=False)
     size = change * loss / square
@@ -118,7 +118,7 @@ def slopes(
         runs = [session.run_as_one(each) for each in ends]
         steep = None
         if runs and not any(run.failure for run in runs):
-            up, down = (sum(run.ranks[0][0]["losses"]) for run in runs)
+            up, down = (sum(run.ranks[0][0].losses) for run in runs)
             size = change * abs(baseline.loss(0))
             steep = Steep((up - down) / (2 * size), SAFE * baseline.loss_spread(0) / size)
         measured.append(steep if steep is not None and finite(steep.slope) else None)
@@ -160,9 +160,9 @@ def _gradient(baseline: Reference) -> Named:
     otherwise before clipping. Loops divide it by a number of rows or tokens after the backwards."""
     step = baseline.steps[0]
     gradient = unclipped(step)
-    names = {name for part in step["parts"] for name in part}
-    if step.get("several_ranks") or not names.issuperset(gradient):
+    names = {name for part in step.parts for name in part}
+    if step.several_ranks or not names.issuperset(gradient):
         return gradient
-    order = {name: place for place, name in enumerate(step["before"])}
+    order = {name: place for place, name in enumerate(step.before)}
     in_order = sorted(names, key=lambda name: (order.get(name, len(order)), name))
-    return {n: sum(part[n] for part in step["parts"] if n in part) for n in in_order}
+    return {n: sum(part[n] for part in step.parts if n in part) for n in in_order}

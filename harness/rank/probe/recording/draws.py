@@ -50,7 +50,7 @@ class Draws:
         self._record, self._is_compiling = record, compiler_question()
         self._state = ""
         """The state of the generators in the model's call, after the last dropout."""
-        self._step: dict[str, Any] = {}
+        self._step = record.now
         """The record of the step in which the call began."""
 
     def install(self) -> None:
@@ -74,7 +74,7 @@ class Draws:
     def _note(self) -> None:
         """Note whether the model drew random numbers other than dropout's."""
         if self._state and generators() not in (self._state, _seeded()):
-            self._step["draws"] = True
+            self._step.draws = True
 
     def _dropout(
         self,
@@ -86,8 +86,8 @@ class Draws:
         inplace: bool = False,
     ) -> Any:
         if training and p > 0 and not self._is_compiling():
-            self._record.now["rates"].add(p)
-            self._record.now["drops"].append(_generator(input))
+            self._record.now.rates.add(p)
+            self._record.now.drops.append(_generator(input))
             self._note()
             dropout(input.detach(), p, True)
             self._state = self._state and generators()
@@ -106,8 +106,8 @@ class Draws:
         **keywords: Any,
     ) -> Any:
         if dropout_p > 0 and not self._is_compiling():
-            self._record.now["rates"].add(dropout_p)
-            self._record.now["drops"].append(_generator(query))
+            self._record.now.rates.add(dropout_p)
+            self._record.now.drops.append(_generator(query))
         return attention(query, key, value, attn_mask, 0.0, is_causal, **keywords)
 
 

@@ -43,11 +43,11 @@ class Gradients:
         record, parameters = self._record, self._micro_batches.parameters
         learnt = list(self._micro_batches.names.items())
         record.note_cleared(parameters())
-        if not record.now["parts"]:
+        if not record.now.parts:
             record.left = {id(p): _norm([p]) for _, p in learnt}
         if event.gradient is None:  # otherwise a pipeline's stage continues a backward
-            record.now["losses"].append(float(full(event.owner).sum()))
-        record.now["parts"].append({})
+            record.now.losses.append(float(full(event.owner).sum()))
+        record.now.parts.append({})
         record.in_backward = True
         try:
             return call()
@@ -55,13 +55,13 @@ class Gradients:
             record.in_backward = False
             if any(p.grad is not None for p in parameters()):
                 record.note_trained()
-            record.now["left"] = _norm(p for _, p in learnt)
+            record.now.left = _norm(p for _, p in learnt)
 
     def _clip(self, event: events.Clip, call: Callable[[], Any]) -> Any:
         """Record a clipping, and the gradients before the first one of a step."""
         record, names = self._record, self._micro_batches.names.names
-        if record.now["raw"] is None and record.is_open():
-            record.now["raw"] = {
+        if record.now.raw is None and record.is_open():
+            record.now.raw = {
                 names.get(id(p), f"parameter {n}"): full(p.grad)
                 for n, p in enumerate(event.parameters)
                 if p.grad is not None
@@ -73,26 +73,26 @@ class Gradients:
         if not by_value or _norm(event.parameters) < MUCH * before:
             record.clipped = list(event.parameters)
         size = before if by_value else float(full(value))
-        record.now["clips"].append((float(event.max_norm), size, by_value))
+        record.now.clips.append((float(event.max_norm), size, by_value))
         return value
 
     def _unscaled(self, event: events.Unscale, call: Callable[[], Any]) -> Any:
         late = self._late(event.owner)
         value = call()
         step = self._record.now
-        step["clipped_scaled"] = step.get("clipped_scaled") or late()
+        step.clipped_scaled = step.clipped_scaled or late()
         return value
 
     def _scaled(self, event: events.ScalerStep, call: Callable[[], Any]) -> Any:
         record = self._record
-        record.now["scaled"] = event.owner.is_enabled()
+        record.now.scaled = event.owner.is_enabled()
         if event.owner.is_enabled():
-            record.now["scale"] = getattr(event.owner, "_init_scale", 0.0)
-        before = len(record.steps), record.now["skipped"]
+            record.now.scale = getattr(event.owner, "_init_scale", 0.0)
+        before = len(record.steps), record.now.skipped
         begun, late = record.now, self._late(event.owner)
         value = call()
-        begun["clipped_scaled"] = begun.get("clipped_scaled") or late()
-        if record.is_open() and (len(record.steps), record.now["skipped"]) == before:
+        begun.clipped_scaled = begun.clipped_scaled or late()
+        if record.is_open() and (len(record.steps), record.now.skipped) == before:
             record.skip()
         return value
 

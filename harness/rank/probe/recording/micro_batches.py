@@ -17,11 +17,12 @@ from harness.detectors.rows import leaves
 from harness.rank import events
 from harness.rank.cuda_on_cpu.mode import without_mode
 from harness.rank.probe import compiled
+from harness.rank.probe.exchange import Step
 from harness.rank.probe.recording import losses
 from harness.rank.probe.recording.draws import Draws
 from harness.rank.probe.recording.noise import Noise
 from harness.rank.probe.recording.parameters import NamedParameters, full, reshard
-from harness.rank.probe.recording.record import Record, Step
+from harness.rank.probe.recording.record import Record
 from harness.rank.probe.recording.samples import (
     Returned,
     bound,
@@ -109,7 +110,7 @@ class MicroBatches:
                     batch = bound(module, event.arguments, event.keywords)
                     self._quiet |= set(rows(*batch, dimension=self.rows_dimension))
             # the model, or the loss of its output
-            watched = outermost and record.is_open() and bool(record.now["rows"]) and learns
+            watched = outermost and record.is_open() and bool(record.now.rows) and learns
             if is_transformed():
                 return call()
             output = self._output(call, watched, compiled.is_compiled(module))
@@ -121,7 +122,7 @@ class MicroBatches:
         if is_batch:
             _note_use(module, output, step)
         elif outermost and self.root is not None and _inner(module) is _inner(self.root):
-            _on_gradient(output, partial(step["modes"].update, training_modes(module)))
+            _on_gradient(output, partial(step.modes.update, training_modes(module)))
         if outermost and _trains(module) and any(p.requires_grad for p in module.parameters()):
             self._returned.add(value for _, value in leaves(output, is_dataclass))
         return output
@@ -133,14 +134,14 @@ class MicroBatches:
         record = self._record
         with self._call(modules) as outermost:
             is_batch, step = False, record.now
-            taught = len(step["losses"])
+            taught = len(step.losses)
             if outermost and torch.is_grad_enabled():
                 trained = (each for each in modules if _trains(each) and _has_weights(each))
                 for module in islice(trained, 1):
                     is_batch = self._begin(module, arguments, keywords)
             output = self._output(call, is_batch, is_compiled=True)
         # a function may also make the backward, or the step, itself
-        if is_batch and record.now is step and len(step["losses"]) == taught:
+        if is_batch and record.now is step and len(step.losses) == taught:
             _note_use(self.root, output, step)
         return output
 
@@ -170,15 +171,15 @@ class MicroBatches:
         if not record.steps and torch.is_grad_enabled():
             record.finite.look(self.root, module, output)
         if getattr(output, "dtype", None) in (torch.bfloat16, torch.float16):
-            record.now["coarse"] = max(record.now["coarse"], torch.finfo(output.dtype).eps)
-        if losses.LABELS in keywords and not self._noise.is_random and record.now["own"] is None:
+            record.now.coarse = max(record.now.coarse, torch.finfo(output.dtype).eps)
+        if losses.LABELS in keywords and not self._noise.is_random and record.now.own is None:
             losses.follow(output, keywords, self._note_share)
-            record.now["endless"] = losses.ends_masked(keywords)
+            record.now.endless = losses.ends_masked(keywords)
 
     def _note_share(self, share: Projection, shifted: bool) -> None:
         step = self._record.now
-        step["own"] = step["own"] or share.ratio
-        step["shifted"] = shifted
+        step.own = step.own or share.ratio
+        step.shifted = shifted
 
     def _begin(self, module: Any, arguments: Any, keywords: Any) -> bool:
         """Note that the model, or another stage of it, gets a micro-batch. Returns whether its rows
@@ -189,7 +190,7 @@ class MicroBatches:
         if self.root is None and not any(p.requires_grad for p in module.parameters()):
             return False  # a teacher, or a frozen encoder, that is called before the model
         # Many constructors call a part of the model once, to learn the size of what it returns.
-        untrained = not (record.steps or record.now["parts"]) and module is not self.root
+        untrained = not (record.steps or record.now.parts) and module is not self.root
         if self.root is None or (untrained and any(p is self.root for p in module.modules())):
             self._take(module, arguments, keywords)
         is_model = _inner(module) is _inner(self.root)
@@ -197,9 +198,9 @@ class MicroBatches:
             batch = bound(module, arguments, keywords)
             digests = rows(*batch, self._returned, self.rows_dimension)
             record.seen[-1] += digests
-            record.now["stops"] |= bool(digests) and self._quiet.issuperset(digests)
+            record.now.stops |= bool(digests) and self._quiet.issuperset(digests)
             if record.is_open():
-                record.now["rows"].append(digests)
+                record.now.rows.append(digests)
         if record.is_open() and not is_transformed():  # else it has other parameters now
             self._know(module)
         return is_model and record.is_open()
@@ -238,7 +239,7 @@ class MicroBatches:
     def _part(self, parameter: int, gradient: Any) -> None:
         """Record the gradient of one backward on this rank, before any reduction. The parameter is
         known by its id."""
-        parts, name = self._record.now["parts"], self.names.names[parameter]
+        parts, name = self._record.now.parts, self.names.names[parameter]
         if parts and self._record.is_open():
             part = parts[-1]
             part[name] = part[name] + full(gradient) if name in part else full(gradient)
@@ -247,13 +248,13 @@ class MicroBatches:
 def _note_use(module: Any, output: Any, step: Step) -> None:
     """Count the last micro-batch as unused until an output of the model gets a gradient: a call
     before the loop may only initialise lazy modules."""
-    number, mode = len(step["rows"]) - 1, training_modes(module)
+    number, mode = len(step.rows) - 1, training_modes(module)
 
     def note() -> None:
-        step["unused"].discard(number)
-        step["modes"] |= mode
+        step.unused.discard(number)
+        step.modes |= mode
 
-    step["unused"] |= {number} if _on_gradient(output, note) else set()
+    step.unused |= {number} if _on_gradient(output, note) else set()
 
 
 def _on_gradient(output: Any, note: Callable[[], None]) -> bool:

@@ -59,7 +59,7 @@ class Places:
         from torch.utils._pytree import tree_map_only
 
         record = self._record
-        on = record.is_open() and len(record.steps) == self._step and record.now["rows"]
+        on = record.is_open() and len(record.steps) == self._step and record.now.rows
         if not on or not torch.is_grad_enabled():
             return call()
         prefix = self._model.names.prefix(event.owner)
@@ -121,12 +121,11 @@ class Places:
     def _begin(self, module: Any, name: str) -> dict[str, Any]:
         """Note a call that begins."""
         step = self._record.now
-        calls = step.setdefault("places", [])
-        micro_batch = len(step["rows"]) - 1
-        earlier = [one for one in calls if one["name"] == name]
+        micro_batch = len(step.rows) - 1
+        earlier = [one for one in step.places if one["name"] == name]
         entry = {
             "name": name,
-            "number": len(calls),
+            "number": len(step.places),
             "often": sum(one["micro_batch"] == micro_batch for one in earlier),
             "micro_batch": micro_batch,
             "parent": self._calls[-1][1] if self._calls else None,
@@ -141,11 +140,11 @@ class Places:
             "times": {},
             "used": [],
         }
-        calls.append(entry)
+        step.places.append(entry)
         return entry
 
     def _look(self, entry: dict[str, Any], side: str, values: Any) -> None:
-        entry["rows"] = len(self._record.now["rows"][entry["micro_batch"]])
+        entry["rows"] = len(self._record.now.rows[entry["micro_batch"]])
         for number, tensor in enumerate(_tensors(values)):
             entry["digests"][f"{side} {number}"] = digest(tensor, entry["rows"])
 

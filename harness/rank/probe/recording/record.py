@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from harness.detectors.rows import leaves
+from harness.rank.probe.exchange import Step
 from harness.rank.training.layouts import local, plain
-
-Step = dict[str, Any]
 
 OF_MICRO_BATCHES = ("rows", "losses", "parts", "clips", "drops")
 """The lists of a step that have entries for its micro-batches, in order."""
@@ -37,10 +36,7 @@ class Record:
     def begin(self) -> None:
         """Begin to record a step."""
         self.seen.append([])
-        self.now: Step = {"rows": [], "losses": [], "parts": [], "stale": 0.0, "skipped": 0}
-        self.now |= {"clips": [], "raw": None, "drops": [], "own": None, "scaled": False}
-        self.now |= {"coarse": 0.0, "draws": False, "stops": False, "modes": set()}
-        self.now |= {"cleared": {}, "unused": set(), "left": 0.0, "scale": 0.0, "rates": set()}
+        self.now = Step()
         self._trained: dict[str, int] = {}
         """The lengths of the step's lists after the last backward that left gradients."""
         self.finite = Finite()
@@ -52,14 +48,13 @@ class Record:
     def forget(self) -> None:
         """Forget what the model was given since the last step."""
         self.seen[-1] = []
-        self.now |= {"rows": [], "unused": set()}
-        self.now.pop("places", None)
+        self.now.rows, self.now.unused, self.now.places = [], set(), []
 
     def skip(self) -> None:
         """Discard a step that was not taken, but note that and where it overflowed."""
-        skipped, overflow = self.now["skipped"] + 1, self.finite.place
+        skipped, overflow = self.now.skipped + 1, self.finite.place
         self.begin()
-        self.now |= {"skipped": skipped, "overflow": overflow}
+        self.now.skipped, self.now.overflow = skipped, overflow
 
     def keep(self) -> None:
         """Keep the step that was taken, and begin the next one."""
@@ -69,19 +64,19 @@ class Record:
     def note_stop(self, drew: bool) -> None:
         """Note that the script stopped gradients on purpose, or sampled from the model's output."""
         if not self.in_backward:
-            self.now["stops"] = True
-            self.now["draws"] |= drew
+            self.now.stops = True
+            self.now.draws |= drew
 
     def note_trained(self) -> None:
         """Note that a backward has left gradients."""
-        self._trained = {what: len(self.now[what]) for what in OF_MICRO_BATCHES}
+        self._trained = {what: len(getattr(self.now, what)) for what in OF_MICRO_BATCHES}
 
     def note_cleared(self, parameters: Iterable[Any]) -> None:
         """Note how much of the step belongs to micro-batches whose gradients were cleared: a
         rehearsal before the loop is no part of a step."""
         gradients = (local(p.grad) for p in parameters if p.grad is not None)
         if self._trained and not any(bool(gradient.any()) for gradient in gradients):
-            self.now |= {"cleared": self._trained, "raw": None}
+            self.now.cleared, self.now.raw = self._trained, None
             self._trained, self.clipped, self.left = {}, [], {}
 
 

@@ -7,15 +7,23 @@ from dataclasses import dataclass, field, replace
 
 from harness.bugs.api.numbers import finite
 from harness.rank.compare import SAFE, Named, length, masked, worst
+from harness.rank.probe.exchange import Step
 from harness.system.errors import Inconclusive
 from harness.system.text import QUOTED, count, several
 from harness.training.probe.compare import plausibility
 from harness.training.probe.compare.faults import Broken
 from harness.training.probe.compare.gradients import excused_gradients, random_draws
-from harness.training.probe.compare.reference import Moment, Reference, as_in, joined, rows_of
+from harness.training.probe.compare.reference import (
+    OF_VALUES,
+    Moment,
+    Reference,
+    as_in,
+    joined,
+    rows_of,
+)
 from harness.training.probe.compare.relations import broken, harmful, is_updated, mean_loss, unheld
 from harness.training.probe.layouts import SAMPLES, Layout
-from harness.training.probe.runner import Run, Step
+from harness.training.probe.runner import Run
 
 OTHER_LOSS = "the loss of the layout"
 """How a note on it begins."""
@@ -133,7 +141,7 @@ def _compared(
         comparison.no_answer = (
             f"the reference took {len(reference.steps)} steps: none follows the stop"
         )
-    elif run.layout.resumed and any(step["skipped"] for step in reference.steps[: start + 1]):
+    elif run.layout.resumed and any(step.skipped for step in reference.steps[: start + 1]):
         comparison.no_answer = f"the scaler of the loss skipped steps: {SMALLER}"
     if comparison.no_answer:
         return comparison
@@ -195,14 +203,14 @@ def uneven(ratios: Sequence[tuple[float, float]]) -> Iterator[str]:
 def _shaped(step: Step, expected: Step) -> Step:
     """A step with the reference's shapes where sizes agree: FSDP1 flattens a parameter even where a
     rank has all of it."""
-    shaped = dict(step)
-    for kind in {"before", "grad", "update"} & set(step) & set(expected):
-        shaped[kind] = dict(step[kind])
-        for name, expected_tensor in expected[kind].items():
-            tensor = step[kind].get(name)
-            if tensor is not None and tensor.size == expected_tensor.size:
-                shaped[kind][name] = tensor.reshape(expected_tensor.shape)
-    return shaped
+
+    shaped = {}
+    for kind in OF_VALUES:
+        likes = {n: e for n, e in expected.of(kind).items() if n in step.of(kind)}
+        fitting = {n: step.of(kind)[n] for n, e in likes.items() if step.of(kind)[n].size == e.size}
+        reshaped = {n: tensor.reshape(likes[n].shape) for n, tensor in fitting.items()}
+        shaped[kind] = {**step.of(kind), **reshaped}
+    return step.but(**shaped)
 
 
 def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
@@ -234,25 +242,25 @@ def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
 
 def _why_infinite(step: Step) -> str:
     """Why nothing can be compared with this step of a reference; empty if it is finite."""
-    if off := _infinite(step["raw"] or {}) or _infinite(step["grad"]):
+    if off := _infinite(step.of("raw")) or _infinite(step.grad):
         causes = ["its first gradients are not finite"]
-        if lost := [name for name, largest in step["largest"].items() if not largest < LARGE]:
+        if lost := [name for name, largest in step.largest.items() if not largest < LARGE]:
             causes.append(
                 f"the weights {several(lost)} are not below {LARGE:.0e} before the first step. "
                 "Are all weights initialised?"
             )
-        place, losses = step["infinite"], [loss for loss in step["losses"] if not finite(loss)]
+        place, losses = step.infinite, [loss for loss in step.losses if not finite(loss)]
         if losses and "the gradient" in place:
             causes.append(f"its loss is {losses[0]}, and the outputs of all modules are finite")
         else:
             causes.append(f"the first that is not finite is {place or several(off)}")
         return "; ".join(causes)
-    if off := _infinite(step["update"]):
-        kind, skipped = step["optimizer"], step["skipped"]
+    if off := _infinite(step.update):
+        kind, skipped = step.optimizer, step.skipped
         text = f"its first step is not finite, although its gradients are: {kind}, {several(off)}"
         # torch 2.13.0 has it in SGD with momentum and fused=True.
         after = f"; what {skipped} skipped steps leave in the state of {kind} is used"
-        return text + (after if skipped and step["fresh"] else "")
+        return text + (after if skipped and step.fresh else "")
     return ""
 
 
@@ -264,15 +272,15 @@ def _incomparable(moment: Moment) -> str:
     """Why a step cannot be compared: skipped steps shifted it, or the optimizer has shards that
     cannot be put together. Empty if it can."""
     for rank, step in enumerate(moment.ranks):
-        if step["skipped"] != moment.expected["skipped"]:
+        if step.skipped != moment.expected.skipped:
             return (
-                f"the scaler of the loss skipped {step['skipped']} steps before step "
-                f"{moment.number + 1}, in the reference {moment.expected['skipped']}: {SMALLER}"
+                f"the scaler of the loss skipped {step.skipped} steps before step "
+                f"{moment.number + 1}, in the reference {moment.expected.skipped}: {SMALLER}"
             )
-        owned, gradients = moment.owned(rank, moment.expected["grad"]), step["grad"]
+        owned, gradients = moment.owned(rank, moment.expected.grad), step.grad
         common = [name for name in owned if name in gradients]
         is_same_shape = all(gradients[name].shape == owned[name].shape for name in common)
-        has_only_parts = len(moment.parts_of(rank)) == len(step["update"])
+        has_only_parts = len(moment.parts_of(rank)) == len(step.update)
         if has_only_parts or not is_same_shape or (owned and not common):
             return (
                 f"the optimizer has {several(gradients)}, in the reference {several(owned)}: parts "
@@ -285,11 +293,11 @@ def _measure(moment: Moment, largest: dict[str, float]) -> None:
     """Keep the largest distances: they show how near a right loop comes to an alarm."""
     keep = moment.reference.certain(moment.number)
     for rank, step in enumerate(moment.ranks):
-        update = masked(moment.owned(rank, step["update"]), keep)
-        expected_update = moment.owned(rank, masked(moment.expected["update"], keep))
-        gradient = moment.owned(rank, moment.expected["grad"])
+        update = masked(moment.owned(rank, step.update), keep)
+        expected_update = moment.owned(rank, masked(moment.expected.update, keep))
+        gradient = moment.owned(rank, moment.expected.grad)
         distances = {
-            "gradient": worst(step["grad"], gradient, moment.spread("grad")),
+            "gradient": worst(step.grad, gradient, moment.spread("grad")),
             "update": worst(update, expected_update, moment.spread("update")),
         }
         for quantity, distance in distances.items():

@@ -44,7 +44,7 @@ def _gradient(moment: Moment, quantity: str, relation: str) -> Broken | None:
     rank, names = next(iter(off.items()))
     tensors, expected = moment.pair(rank, quantity)
     part = compare.share(tensors, expected)
-    clips, expected_clips = moment.ranks[rank]["clips"], moment.expected["clips"]
+    clips, expected_clips = moment.ranks[rank].clips, moment.expected.clips
     often = ""
     if len(clips) > len(expected_clips):
         often = f"clipped {len(clips)} times a step, not {len(expected_clips)}; "
@@ -93,7 +93,7 @@ def random_draws(moment: Moment, fault: Broken) -> str:
     that disagree with each other are still wrong."""
     if moment.layout.mode in (KEPT, RECOMPUTED):
         return ""  # on the same ranks and micro-batches, it draws the same
-    draws = moment.expected["draws"] and any(one["draws"] for one in moment.ranks)
+    draws = moment.expected.draws and any(one.draws for one in moment.ranks)
     unlike = any(detail.startswith(UNLIKE_RANKS) for detail in fault.details)
     if not draws or unlike or fault.meaning or "gradient" not in fault.relation:
         return ""
@@ -107,8 +107,8 @@ def _unlike_ranks(moment: Moment, quantity: str) -> str:
     """The message that ranks have unlike gradients, with their mean; empty if not."""
     if moment.layout.world == 1 or moment.same_rows:
         return ""
-    expected, rounding = moment.expected[quantity], moment.spread(quantity)
-    tensors, *others = (one[quantity] for one in moment.ranks)
+    expected, rounding = moment.expected.of(quantity), moment.spread(quantity)
+    tensors, *others = (one.of(quantity) for one in moment.ranks)
     if not any(
         compare.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
         for other in others
@@ -135,7 +135,7 @@ def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
         return []
     for fault in excused:
         quantity = moment.gradient_quantity if fault.relation == "gradient" else "grad"
-        expected = {name: moment.expected[quantity][name] for name in fault.parameters}
+        expected = {name: moment.expected.of(quantity)[name] for name in fault.parameters}
         mean = moment.mean(quantity, expected)
         if compare.astray(mean, expected, moment.spread(quantity)):
             return []
@@ -145,8 +145,8 @@ def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
 def weights_of_micro_batches(moment: Moment, rank: int) -> str:
     """The weight of each micro-batch of all ranks in a gradient, and in the reference's; empty if
     all have their usual weights."""
-    weights = weights_in(moment, moment.ranks[rank]["grad"])
-    expected = weights_in(moment, moment.expected["grad"])
+    weights = weights_in(moment, moment.ranks[rank].grad)
+    expected = weights_in(moment, moment.expected.grad)
     mean = sum(expected.values()) / max(len(expected), 1)
     if not (weights and mean):
         return ""
@@ -170,8 +170,8 @@ def weights_in(moment: Moment, gradient: Named) -> Weights:
     import numpy
 
     ranks = [*enumerate(moment.ranks)]
-    parts = {(r, m): p for r, step in ranks for m, p in enumerate(step["parts"]) if p}
-    expected = moment.expected["grad"]
+    parts = {(r, m): p for r, step in ranks for m, p in enumerate(step.parts) if p}
+    expected = moment.expected.grad
     names = {n: t for n, t in expected.items() if all(n in part for part in parts.values())}
     if len(parts) < 2 or not names or any(moment.parts_of(rank) for rank, _ in ranks):
         return {}

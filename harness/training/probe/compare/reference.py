@@ -12,9 +12,10 @@ from harness.bugs.api.numbers import finite, near
 from harness.detectors.arithmetic import Projection
 from harness.rank import compare
 from harness.rank.compare import Array, Named, Spread
+from harness.rank.probe.exchange import Step
 from harness.training.probe.compare.faults import NEAR, in_directions, in_words, meaning
 from harness.training.probe.layouts import Layout
-from harness.training.probe.runner import Run, Step
+from harness.training.probe.runner import Run
 
 BY_NAME = ("before", "eps", "grad", "largest", "outside", "raw", "state", "unheld", "update")
 """The entries of a step that are by parameter; in a state, more words follow the name after a
@@ -23,12 +24,12 @@ space."""
 
 def rows_of(step: Step) -> list[str]:
     """The rows of all micro-batches of a step."""
-    return [*chain(*step["rows"])]
+    return [*chain(*step.rows)]
 
 
 def unclipped(step: Step) -> Named:
     """The gradient of a step before clipping, if there is any."""
-    gradient: Named = step["raw"] or step["grad"]
+    gradient: Named = step.raw or step.grad
     return gradient
 
 
@@ -45,17 +46,17 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
     """
 
     def trained(step: Step) -> Step:
-        rows, unused = step["rows"], step["unused"]
-        cleared = step["cleared"].get("rows", 0)
+        rows, unused = step.rows, step.unused
+        cleared = step.cleared.get("rows", 0)
         if rows and cleared >= len(rows):
             return step  # DeepSpeed clears the 16-bit gradients that it has added up in fp32
         left = [micro for n, micro in enumerate(rows) if n >= cleared and n not in unused]
-        remainders = {what: step[what][count:] for what, count in step["cleared"].items()}
-        return step | remainders | {"rows": left or rows[cleared:]}
+        remainders = {n: getattr(step, n)[count:] for n, count in step.cleared.items()}
+        return step.but(**remainders | {"rows": left or rows[cleared:]})
 
     gone: dict[int, list[Step]] = {}
     for number, step in enumerate(zip(*run.ranks, strict=False)):
-        if not any(one["cleared"] or one["unused"] for one in step):
+        if not any(one.cleared or one.unused for one in step):
             continue
         at = run.layout.first + number
         remainder = list(map(trained, step))
@@ -78,7 +79,7 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
 
 def _count(step: Sequence[Step], same_rows: bool) -> int:
     """How many rows the ranks have in a step."""
-    counts = [sum(map(len, one["rows"])) for one in step]
+    counts = [sum(map(len, one.rows)) for one in step]
     return max(counts) if same_rows else sum(counts)
 
 
@@ -95,17 +96,19 @@ def as_one(run: Run, same_rows: bool) -> Run:
 
 
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
-    whole_step = dict(ranks[0]) | {"several_ranks": True, "left": 0.0}
-    for key in BY_NAME:
-        if any(one.get(key) for one in ranks):
-            every = [one.get(key) or {} for one in reversed(ranks)]
-            whole_step[key] = {n: v for one in every for n, v in one.items()}
-    losses = [sum(one["losses"]) for one in ranks if one["losses"]]
-    whole_step["losses"] = [sum(losses) / len(losses)] if losses else []
-    whole_step["stale"] = max(one["stale"] for one in ranks)
-    if not same_rows:
-        whole_step["rows"] = [micro for one in ranks for micro in one["rows"]]
-    return whole_step
+    losses = [sum(one.losses) for one in ranks if one.losses]
+    return ranks[0].but(
+        **{
+            key: {n: v for one in reversed(ranks) for n, v in one.of(key).items()}
+            for key in BY_NAME
+            if any(one.of(key) for one in ranks)
+        },
+        several_ranks=True,
+        left=0.0,
+        losses=[sum(losses) / len(losses)] if losses else [],
+        stale=max(one.stale for one in ranks),
+        rows=ranks[0].rows if same_rows else [micro for one in ranks for micro in one.rows],
+    )
 
 
 @dataclass
@@ -134,15 +137,15 @@ class Reference:
                 self._by_parameter(run, step, quantity) for run in self.rounded if step < len(run)
             ]
             spreads = compare.spread(others, expected)
-            if coarse := self.steps[step].get("coarse", 0.0) / 2:
+            if coarse := self.steps[step].coarse / 2:
                 single = [name for name, value in expected.items() if value.size == 1]
                 earlier = self.steps[: step + 1] if quantity == "update" else [self.steps[step]]
                 for name in single:
-                    values = [each[quantity][name] for each in earlier if name in each[quantity]]
+                    values = [e.of(quantity)[name] for e in earlier if name in e.of(quantity)]
                     size = max(map(compare.length, values))
                     spreads[name] = max(spreads[name], coarse * size)
             if quantity in ("update", "before"):  # at least an ulp of the largest weight
-                eps, largest = self.steps[step]["eps"], self.steps[step]["largest"]
+                eps, largest = self.steps[step].eps, self.steps[step].largest
                 spreads = {n: max(s, eps[n] * largest[n]) for n, s in spreads.items()}
             self._spreads[key] = spreads
         return self._spreads[key]
@@ -152,7 +155,7 @@ class Reference:
         it is the nearest one."""
         nearest = []
         for run in self.rounded:
-            copies = run[step].get("copies", ()) if step < len(run) else ()
+            copies = run[step].copies if step < len(run) else ()
             alike = [each["weights"] for each in copies if each["holder"] == copy["holder"]]
             far = [sum(compare.distances(each, copy["weights"]).values()) for each in alike]
             nearest += alike[far.index(min(far)) :][:1] if far else []
@@ -160,13 +163,13 @@ class Reference:
 
     def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
         """A quantity of each parameter at a step; of updates, only the certain values."""
-        tensors = steps[step][quantity] or {}
+        tensors = steps[step].of(quantity)
         return compare.masked(tensors, self.certain(step)) if quantity == "update" else tensors
 
     def certain(self, step: int) -> dict[str, Any]:
         """Which values had gradients above rounding in all steps until this one."""
         if step not in self._certain:
-            masks = compare.certain(self.steps[step]["grad"], self.spread(step, "grad"))
+            masks = compare.certain(self.steps[step].grad, self.spread(step, "grad"))
             for name, before in (self.certain(step - 1) if step else {}).items():
                 masks[name] = masks[name] & before if name in masks else before
             self._certain[step] = masks
@@ -181,26 +184,24 @@ class Reference:
     def dead(self) -> list[str]:
         """The parameters that have a gradient of 0 in every step: they are equal in all layouts,
         whatever these do with gradients."""
-        gradients = [step["grad"] for step in self.steps]
+        gradients = [step.grad for step in self.steps]
         return [n for n in gradients[0] if not any(one[n].any() for one in gradients if n in one)]
 
     def ends(self, step: int) -> bool:
         """Whether a step ends the data: it has fewer rows than the first."""
-        first_size, last_size = (sum(map(len, self.steps[n]["rows"])) for n in (0, step))
+        first_size, last_size = (sum(map(len, self.steps[n].rows)) for n in (0, step))
         return last_size < first_size
 
     def loss(self, step: int) -> float:
-        return float(sum(self.steps[step]["losses"]))
+        return float(sum(self.steps[step].losses))
 
     def loss_spread(self, step: int) -> float:
         expected = self.loss(step)
-        deviations = [
-            sum(run[step]["losses"]) - expected for run in self.rounded if step < len(run)
-        ]
+        deviations = [sum(run[step].losses) - expected for run in self.rounded if step < len(run)]
         # The summands of a loss may cancel each other, as with advantages of mean 0. They may be as
         # large as the change of the loss if all weights moved along its gradient.
         gradient = unclipped(self.steps[step])
-        change = compare.norm(self.steps[0].get("before", {})) * compare.norm(gradient)
+        change = compare.norm(self.steps[0].before) * compare.norm(gradient)
         size = max(abs(expected), change) if finite(change) else abs(expected)
         return max([abs(f) for f in deviations if finite(f)] + [LOSS_LEAST * size])
 
@@ -227,7 +228,7 @@ class Moment:
     def fewer_micro_batches(self) -> int:
         """After how many micro-batches the step came, if these are fewer than requested on all
         ranks; otherwise 0."""
-        counts = {len(one["rows"]) for one in self.ranks}
+        counts = {len(one.rows) for one in self.ranks}
         return min(counts) if len(counts) == 1 and min(counts) < self.layout.k else 0
 
     def meaning(self, ratio: float) -> str:
@@ -250,7 +251,7 @@ class Moment:
     @property
     def clipping(self) -> bool:
         """Whether gradients were clipped where hooks see it, in both."""
-        return bool(self.expected["raw"]) and all(one["raw"] for one in self.ranks)
+        return bool(self.expected.raw) and all(one.raw for one in self.ranks)
 
     @property
     def gradient_quantity(self) -> str:
@@ -265,13 +266,13 @@ class Moment:
         """
         if not self.same_rows:
             return by_name
-        names_of_ranks = [set(one["update"]) for one in self.ranks]
+        names_of_ranks = [set(one.update) for one in self.ranks]
         others = set().union(*names_of_ranks) - names_of_ranks[rank] | set(self.parts_of(rank))
         return {name: one for name, one in by_name.items() if name.partition(" ")[0] not in others}
 
     def parts_of(self, rank: int) -> list[str]:
         """The parameters of which a rank has an unknown part."""
-        mine, expected = self.ranks[rank]["update"], self.expected["update"]
+        mine, expected = self.ranks[rank].update, self.expected.update
         return [
             name for name in mine if name in expected and mine[name].shape != expected[name].shape
         ]
@@ -283,10 +284,10 @@ class Moment:
         """By rank, the parameters of which it has another quantity than the reference. ``keep`` has
         masks of the values that are compared."""
         keep = keep or {}
-        expected, rounding = compare.masked(self.expected[quantity], keep), self.spread(quantity)
+        expected, rounding = compare.masked(self.expected.of(quantity), keep), self.spread(quantity)
         off = {
             rank: compare.astray(
-                compare.masked(self.owned(rank, one[quantity]), keep),
+                compare.masked(self.owned(rank, one.of(quantity)), keep),
                 self.owned(rank, expected),
                 rounding,
             )
@@ -296,12 +297,13 @@ class Moment:
 
     def pair(self, rank: int, quantity: str) -> tuple[Named, Named]:
         """A quantity of a rank, and what it should be."""
-        return self.ranks[rank][quantity], self.owned(rank, self.expected[quantity])
+        return self.ranks[rank].of(quantity), self.owned(rank, self.expected.of(quantity))
 
     def mean(self, quantity: str, expected: Named) -> Named:
         """The mean of a quantity over the ranks, with the names of ``expected``."""
         return {
-            name: sum(one[quantity].get(name, tensor * 0) for one in self.ranks) / self.layout.world
+            name: sum(one.of(quantity).get(name, tensor * 0) for one in self.ranks)
+            / self.layout.world
             for name, tensor in expected.items()
         }
 
@@ -316,17 +318,18 @@ Piece = tuple[int, Array]
 def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
     """A step of all ranks. A rank with a piece of a parameter gets the whole of it, if all pieces
     are there; if several ranks have the same piece, each keeps its own."""
-    names = {name for step in ranks for name in step.get("starts", ())}
-    steps = [dict(step) for step in ranks]
+    names = {name for step in ranks for name in step.starts}
+    steps = list(ranks)
     for kind in OF_VALUES if names else ():
-        for step in steps:
-            step[kind] = dict(step.get(kind, {}))
-        for name in names & set(expected.get(kind, ())):
-            owners = [step for step in steps if name in step[kind]]
-            pieces = [(step["starts"].get(name, 0), step[kind][name].ravel()) for step in owners]
-            for step, piece in zip(owners, pieces, strict=True):
-                whole = _whole([*pieces, piece], expected[kind][name])
-                step[kind][name] = step[kind][name] if whole is None else whole
+        by_rank = [dict(step.of(kind)) for step in ranks]
+        for name in names & set(expected.of(kind)):
+            starts = [step.starts.get(name, 0) for step in ranks if name in step.of(kind)]
+            owners = [tensors for tensors in by_rank if name in tensors]
+            pieces = [(n, owner[name].ravel()) for n, owner in zip(starts, owners, strict=True)]
+            for owner, piece in zip(owners, pieces, strict=True):
+                whole = _whole([*pieces, piece], expected.of(kind)[name])
+                owner[name] = owner[name] if whole is None else whole
+        steps = [step.but(**{kind: of}) for step, of in zip(steps, by_rank, strict=True)]
     return steps
 
 
@@ -345,7 +348,7 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
     """A rank's steps with the names that the reference has for the same parameters."""
     if not steps:
         return []
-    rename = _renaming(set(steps[0]["update"]), set(expected["update"]), steps[0].get("stage"))
+    rename = _renaming(set(steps[0].update), set(expected.update), steps[0].stage)
     if rename is None:
         return list(steps)
 
@@ -353,11 +356,10 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
         return {rename(name): value for name, value in values.items()}
 
     return [
-        {
-            **step,
-            **{what: of(step[what]) for what in BY_NAME if step.get(what)},
-            "parts": [of(part) for part in step["parts"]],
-        }
+        step.but(
+            **{what: of(step.of(what)) for what in BY_NAME if step.of(what)},
+            parts=[of(part) for part in step.parts],
+        )
         for step in steps
     ]
 

@@ -39,9 +39,9 @@ def weights(moment: Moment) -> Broken | None:
     begin = plural if len(off) > 1 else singular
     text = f"{several_ranks(off)} {begin} with other weights: {several(names)}"
     if moment.layout.resumed:
-        start, rounding = moment.reference.steps[0]["before"], moment.reference.spread(0, "before")
+        start, rounding = moment.reference.steps[0].before, moment.reference.spread(0, "before")
         if not any(
-            compare.astray(one["before"], moment.owned(rank, start), rounding)
+            compare.astray(one.before, moment.owned(rank, start), rounding)
             for rank, one in enumerate(moment.ranks)
         ):
             text = BEGAN_AGAIN
@@ -88,11 +88,11 @@ def unheld(moment: Moment) -> Broken | None:
     moved = {  # by the reference's optimizer
         name
         for step in moment.reference.steps
-        for name, update in step["update"].items()
+        for name, update in step.update.items()
         if update.any()
     }
     for rank, step in enumerate(moment.ranks):
-        if names := [name for name in step.get("unheld", ()) if name in moved]:
+        if names := [name for name in step.unheld if name in moved]:
             text = f"rank {rank}: {unheld_in_words(step, names)}"
             return Broken(UNHELD, text, parameters=tuple(names), ranks=(rank,))
     return None
@@ -105,8 +105,8 @@ def other_parts(moment: Moment) -> list[str]:
 
     names = []
     for name in moment.parts_of(0):
-        expected = moment.expected["before"][name]
-        parts = [one["before"][name].ravel() for one in moment.ranks if name in one["before"]]
+        expected = moment.expected.before[name]
+        parts = [one.before[name].ravel() for one in moment.ranks if name in one.before]
         values = numpy.sort(numpy.concatenate(parts))
         if values.size != expected.size:
             continue  # some ranks have the same part
@@ -121,14 +121,14 @@ BEGAN_AGAIN = "it began again at step 1: the resume arguments had no effect"
 
 def optimizer(moment: Moment) -> Broken | None:
     """After a resume, the optimizer of rank 0 has the state that the reference's had."""
-    expected = moment.expected.get("state")
+    expected = moment.expected.state
     if not (moment.is_first and moment.layout.resumed and expected):
         return None
     rounding = moment.spread("state")
-    off = compare.astray(moment.ranks[0]["state"], expected, rounding)
+    off = compare.astray(moment.ranks[0].state, expected, rounding)
     if not off:
         return None
-    lost = [name for name in expected if name not in moment.ranks[0]["state"]]
+    lost = [name for name in expected if name not in moment.ranks[0].state]
     how = "has no state" if len(lost) == len(expected) else f"has another state: {several(off)}"
     return Broken("optimizer", f"the optimizer {how}", parameters=tuple(off))
 
@@ -173,10 +173,10 @@ def _divides_itself(moment: Moment, row_count: int, expected_count: int) -> tupl
 
 def stale(moment: Moment) -> Broken | None:
     """A step begins without gradients."""
-    ranks = tuple(rank for rank, one in enumerate(moment.ranks) if one["stale"])
+    ranks = tuple(rank for rank, one in enumerate(moment.ranks) if one.stale)
     if not ranks:
         return None
-    size = max(one["stale"] for one in moment.ranks)
+    size = max(one.stale for one in moment.ranks)
     text = (
         f"gradients of norm {size:.3g} were there before the first backward of a step: zero_grad "
         "is missing or comes too late"
@@ -196,18 +196,18 @@ def loss(moment: Moment) -> Broken | None:
 
 def mean_loss(moment: Moment) -> float:
     """The mean of the ranks that have a loss: in a pipeline, the last stage."""
-    losses = [sum(one["losses"]) for one in moment.ranks if one["losses"]]
+    losses = [sum(one.losses) for one in moment.ranks if one.losses]
     return sum(losses) / max(len(losses), 1)
 
 
 def rate(moment: Moment) -> Broken | None:
     """The learning rate is the reference's."""
-    expected = moment.expected["lr"]
+    expected = moment.expected.lr
     for rank, step in enumerate(moment.ranks):
-        pairs = list(zip(step["lr"], expected, strict=False))
-        if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(step["lr"]) == len(expected):
+        pairs = list(zip(step.lr, expected, strict=False))
+        if all(near(a, b, share=RATE_SHARE) for a, b in pairs) and len(step.lr) == len(expected):
             continue
-        actual, reference_rate = next(((a, b) for a, b in pairs if a != b), (step["lr"], expected))
+        actual, reference_rate = next(((a, b) for a, b in pairs if a != b), (step.lr, expected))
         text = f"{shown_rate(actual)}; the reference has {shown_rate(reference_rate)}"
         return Broken("learning rate", text, ranks=(rank,))
     return None
@@ -234,7 +234,7 @@ def average(moment: Moment) -> Broken | None:
     model: one may be made later."""
     if not moment.layout.resumed:
         return None
-    copies, expected_copies = moment.ranks[0].get("copies", ()), moment.expected.get("copies", ())
+    copies, expected_copies = moment.ranks[0].copies, moment.expected.copies
     for expected in expected_copies:
         alike, of_reference = (
             [copy["weights"] for copy in each if copy["holder"] == expected["holder"]]
@@ -274,5 +274,5 @@ def is_updated(moment: Moment, names: Iterable[str]) -> bool:
     """Whether the reference's update of some parameters is large enough to be seen: it is not with
     a rate of 0."""
     keep = moment.reference.certain(moment.number)
-    update = compare.masked({name: moment.expected["update"][name] for name in names}, keep)
+    update = compare.masked({name: moment.expected.update[name] for name in names}, keep)
     return bool(compare.astray({}, update, moment.spread("update")))

@@ -68,8 +68,8 @@ class Recorded:
     def __post_init__(self) -> None:
         steps = [steps[-1] for steps in self.run.ranks]
         for rank, step in enumerate(steps):
-            rows = steps[0]["rows"] if self.same_rows else step["rows"]
-            calls = step.get("places", [])
+            rows = steps[0].rows if self.same_rows else step.rows
+            calls = step.places
             for call in calls:
                 name = call["name"], call["often"]
                 if name not in self.calls:

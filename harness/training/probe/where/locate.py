@@ -54,7 +54,7 @@ def _place_of_gradient(comparison: Compared, session: Session) -> Place:
         return undetermined("probe does not look into compiled code")
     if moment is None:
         return undetermined("no step of it was compared")
-    if max(len(one["clips"]) for one in moment.ranks) > len(moment.expected["clips"]):
+    if max(len(one.clips) for one in moment.ranks) > len(moment.expected.clips):
         return of_stage(Stage.CLIPPING, ": a step clips them more often than in the reference")
     by_rank = kind == RANKS_RESUME
     runs = _watched(moment, session, by_rank)
@@ -63,8 +63,8 @@ def _place_of_gradient(comparison: Compared, session: Session) -> Place:
         return undetermined(why) if by_rank else stage_of_gradients(moment)
     base, perturbed, recorded = (Recorded(run, session.settings.same_rows) for run in runs)
     # The types of another environment may have fewer bits.
-    coarsest = max(one["coarse"] for one in moment.ranks)
-    is_coarser = kind == AGAINST and coarsest > moment.expected["coarse"]
+    coarsest = max(one.coarse for one in moment.ranks)
+    is_coarser = kind == AGAINST and coarsest > moment.expected.coarse
     evidence = Evidence(recorded, base, perturbed, _off(moment), coarsest if is_coarser else 0.0)
     place = first_place(evidence) or _by_factor(evidence, moment, by_rank)
     if place is None and by_rank:
@@ -109,10 +109,10 @@ def _watched(moment: Moment, session: Session, by_rank: bool) -> list[Run]:
 def _off(moment: Moment) -> float:
     """How far a gradient is from the reference's, as a part of it."""
     quantity = moment.gradient_quantity
-    expected = moment.owned(0, moment.expected[quantity])
+    expected = moment.owned(0, moment.expected.of(quantity))
     off = []
     for step in moment.ranks:
-        gradient = step[quantity]
+        gradient = step.of(quantity)
         difference = {n: gradient[n] - t if n in gradient else t for n, t in expected.items()}
         off.append(compare.norm(difference))
     size = compare.norm(expected)
@@ -135,12 +135,12 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
         if part.is_factor and near(part.ratio, mean, share=NEAR):
             return of_stage(Stage.LOSS)
         is_sum = near(mean * ranks, 1.0, within=NEAR)
-        late = moment.ranks[0].get("stage") is not None and near(mean, moment.layout.k, share=NEAR)
+        late = moment.ranks[0].stage is not None and near(mean, moment.layout.k, share=NEAR)
         if not (is_sum or late):
             return None
-    if moment.reference.steps[0].get("unlike"):
+    if moment.reference.steps[0].unlike:
         return undetermined("a module depends by design on how rows are divided")
-    has_parts = all(any(one["parts"]) for one in moment.ranks)
+    has_parts = all(any(one.parts) for one in moment.ranks)
     if is_right and moment.layout.rank_factor > 1 and (moment.same_rows or has_parts):
         return stage_of_gradients(moment)
     return _after_backward(moment)
@@ -149,12 +149,12 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
 def stage_of_gradients(moment: Moment) -> Place:
     """The stage in which a gradient becomes wrong, by those of the micro-batches."""
     quantity = moment.gradient_quantity
-    expected = moment.expected[quantity]
+    expected = moment.expected.of(quantity)
     if moment.same_rows and moment.layout.world > 1:
         return undetermined("the ranks have parts of the model, not of the rows")
-    if not all(any(one["parts"]) for one in moment.ranks):
+    if not all(any(one.parts) for one in moment.ranks):
         return undetermined("the gradients of single micro-batches are not known")
-    parts = [part for one in moment.ranks for part in one["parts"]]
+    parts = [part for one in moment.ranks for part in one.parts]
     mean = {
         n: sum((part[n] for part in parts if n in part), tensor * 0) / len(moment.ranks)
         for n, tensor in expected.items()
@@ -162,7 +162,7 @@ def stage_of_gradients(moment: Moment) -> Place:
     if not compare.astray(mean, expected, moment.spread(quantity)):
         return _after_backward(moment)
     part = compare.share(mean, expected)
-    reduced = compare.share(moment.ranks[0][quantity], expected)
+    reduced = compare.share(moment.ranks[0].of(quantity), expected)
     if part.is_factor and part.aside < FACTOR:
         summed = near(part.ratio * moment.layout.rank_factor, 1.0, within=NEAR)
         if summed and not near(reduced.ratio, part.ratio, share=NEAR):
@@ -180,7 +180,7 @@ def _after_backward(moment: Moment) -> Place:
         return of_stage(Stage.ACCUMULATION)
     if moment.layout.k == 1:
         return of_stage(Stage.REDUCTION)
-    weights = weights_in(moment, moment.ranks[0][moment.gradient_quantity])
+    weights = weights_in(moment, moment.ranks[0].of(moment.gradient_quantity))
     by_rank = ([w for (r, _), w in weights.items() if r == n] for n in range(len(moment.ranks)))
     several = [each for each in by_rank if len(each) > 1]
     if several and all(map(are_level, several)):

@@ -201,7 +201,7 @@ def _called(call: Mapping[str, str], at: str = "") -> str:
 def _of_parameters(evidence: Evidence) -> Place | None:
     """The module whose parameters get another gradient, though its inputs get the right one."""
     whole = _gradients(evidence.reference, {})
-    parts = [part for steps in evidence.recorded.run.ranks for part in steps[-1]["parts"]]
+    parts = [part for steps in evidence.recorded.run.ranks for part in steps[-1].parts]
     shards = {  # of which a rank has only a part, as under tensor parallelism
         n for part in parts for n, g in part.items() if n in whole and g.shape != whole[n].shape
     }
@@ -219,8 +219,8 @@ def _of_parameters(evidence: Evidence) -> Place | None:
     if not off or 2 * len(off) > len(expected):
         return None
     # What the optimizer steps with: a temperature that is returned may be right in the end.
-    ends = [one.run.ranks[0][-1]["grad"] for one in (evidence.recorded, evidence.reference)]
-    end = evidence.perturbed.run.ranks[0][-1]["grad"]
+    ends = [one.run.ranks[0][-1].grad for one in (evidence.recorded, evidence.reference)]
+    end = evidence.perturbed.run.ranks[0][-1].grad
     both = {name: ends[1][name] for name in ends[1] if name in ends[0]}
     if not compare.astray(ends[0], both, compare.spread([end], both)).keys() & set(off):
         text = f": it scales the gradients of the others, and not that of {off[0]}"
@@ -249,7 +249,7 @@ def _gradients(recorded: Recorded, factors: Factors, shards: Collection[str] = (
     those of ``shards``."""
     sums: dict[str, compare.Array] = {}
     for rank, steps in enumerate(recorded.run.ranks):
-        for number, part in enumerate(steps[-1]["parts"]):
+        for number, part in enumerate(steps[-1].parts):
             factor = next((f for of, f in factors.items() if of == (rank, number)), 1.0)
             for name, gradient in part.items():
                 if name not in shards:
