@@ -27,13 +27,8 @@ class Attached:
     error: str = ""
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "alarms": self.alarms,
-            "calls": self.calls,
-            "seconds": self.seconds,
-            "changed": self.changed,
-            "error": self.error,
-        }
+        names = ("alarms", "calls", "seconds", "changed", "error")
+        return {name: getattr(self, name) for name in names}
 
     def call(self, method: str, step: int, *arguments: Any, **keywords: Any) -> None:
         """Call a method of the detector, if it has it, and record the alarms that it returns."""

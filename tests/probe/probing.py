@@ -12,8 +12,29 @@ from harness.training.probe.prober import FOLDER, USUAL
 SCRIPTS = FOLDER
 SAVE, RESUMED = USUAL["ddp.py"]["save"], USUAL["ddp.py"]["resume"]
 
+BEGIN = """
+import copy, itertools, random, sys, torch, torch.utils.checkpoint
+from torch import distributed as dist, nn
+from torch.nn.functional import cross_entropy, mse_loss, softplus
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+data, labels = torch.randn(96, 4), torch.randn(96, 1)
+"""
+"""How most scripts of tests begin."""
+
+GIVEN = "--batch-size {rows} --accum {k}"
+"""The arguments with which probe tells a loop of ours its layout."""
+
 Probing = Callable[[str, str | Sequence[str], Settings], Answers]
 """Probes a script of ``SCRIPTS``, one with an absolute path, or a text, with these arguments."""
+
+
+def with_bug(bug: str, options: str = "") -> list[str]:
+    """The arguments of a loop of ours that make a mistake."""
+    return [*f"{GIVEN} {options} --bug".split(), bug]
 
 
 def layout(answers: Answers, kind: str) -> Compared:
@@ -36,3 +57,9 @@ def refused(answers: Answers) -> list[str]:
         for comparison in answers.layouts
         if comparison.no_answer
     ]
+
+
+def require_right(answers: Answers) -> None:
+    """All layouts have an answer, and none is BROKEN."""
+    assert not refused(answers), refused(answers)
+    assert not first_broken(answers), first_broken(answers)

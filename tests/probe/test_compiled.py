@@ -9,19 +9,11 @@ import pytest
 
 from harness.system.files import ROOT
 from harness.training.probe.layouts import RANKS, Settings
-from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
+from tests.probe.probing import BEGIN, RESUMED, SAVE, Probing, require_right
 
-SCRIPT = """
-import sys
-import torch
-import torch.utils.checkpoint
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-data = torch.randn(96, 4)
+SCRIPT = (
+    BEGIN
+    + """
 
 
 class Block(nn.Module):
@@ -49,6 +41,7 @@ for step in range(8):
     loss.backward()
     optimizer.step()
 """
+)
 
 DRAWS = " + 0 * torch.multinomial(x.softmax(-1), 1)"
 EAGER = 'backend="aot_eager"'
@@ -75,8 +68,7 @@ EAGER = 'backend="aot_eager"'
 )
 def test_a_right_loop_that_compiles_with_dropout_is_right(probing: Probing, how: str) -> None:
     answers = probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert not [note for note in answers.notes if "dropout" not in note]
 
 
@@ -85,8 +77,7 @@ def test_a_right_loop_that_compiles_with_dropout_is_right(probing: Probing, how:
 def test_what_is_compiled_for_a_cpu_is_right_in_every_layout(probing: Probing) -> None:
     arguments = "--batch-size {rows} --accum {k} --compile --dropout 0.3"
     answers = probing("ddp.py", arguments, Settings(save=SAVE, resume=RESUMED))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert answers.notes == []
 
 

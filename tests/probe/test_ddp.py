@@ -6,12 +6,22 @@ import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Settings
 from harness.training.probe.probe_report import exit_code
-from tests.probe.probing import RESUMED, SAVE, SCRIPTS, Probing, first_broken, layout, refused
+from tests.probe.probing import (
+    GIVEN,
+    RESUMED,
+    SAVE,
+    SCRIPTS,
+    Probing,
+    first_broken,
+    layout,
+    refused,
+    require_right,
+    with_bug,
+)
 from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
-GIVEN = "--batch-size {rows} --accum {k}"
 NEVER = "never divided by the accumulation steps"
 TWICE = "divided by the accumulation steps twice"
 SUMMED = "summed over the ranks, not averaged"
@@ -31,8 +41,7 @@ SUMMED = "summed over the ranks, not averaged"
 def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, options: str) -> None:
     answers = probing("ddp.py", f"{GIVEN} {options}", Settings(save=SAVE, resume=RESUMED))
     assert [answer.layout.kind for answer in answers.layouts] == [RANKS, ACCUMULATION, BOTH, RESUME]
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert exit_code(answers) == 0
 
 
@@ -61,7 +70,7 @@ def test_a_mistake_is_named_in_the_layout_that_has_it(
     probing: Probing, bug: str, options: str, where: str, broken: tuple[str, str]
 ) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing("ddp.py", [*f"{GIVEN} {options} --bug".split(), bug], settings)
+    answers = probing("ddp.py", with_bug(bug, options), settings)
     assert not refused(answers)
     assert first_broken(answers) == {where: broken}
     assert exit_code(answers) == 1
@@ -69,7 +78,7 @@ def test_a_mistake_is_named_in_the_layout_that_has_it(
 
 @pytest.mark.slow
 def test_a_mistake_is_named_where_both_are_changed_as_well(probing: Probing) -> None:
-    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), "never divided by k"], Settings())
+    answers = probing("ddp.py", with_bug("never divided by k"), Settings())
     assert first_broken(answers) == dict.fromkeys((ACCUMULATION, BOTH), ("gradient", NEVER))
 
 
@@ -82,7 +91,7 @@ def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None
 
 
 def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) -> None:
-    arguments = [*f"{GIVEN} --bug".split(), "drops the last steps of several ranks"]
+    arguments = with_bug("drops the last steps of several ranks")
     answers = probing("ddp.py", arguments, Settings(layouts=(RANKS,), epoch=True))
     assert first_broken(answers) == {RANKS: ("samples", "")}
     assert "24 never" in layout(answers, RANKS).broken[0].text
@@ -90,7 +99,7 @@ def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) ->
 
 @pytest.mark.slow
 def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing: Probing) -> None:
-    arguments = [*f"{GIVEN} --bug".split(), "shuffles by itself"]
+    arguments = with_bug("shuffles by itself")
     answers = probing("ddp.py", arguments, Settings(layouts=(RANKS, ACCUMULATION)))
     assert first_broken(answers) == {}
     assert "draws other rows" in layout(answers, RANKS).no_answer
@@ -118,7 +127,7 @@ def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(
 def test_ranks_that_all_see_the_same_rows_are_found_beside_a_reference_that_does_too(
     probing: Probing,
 ) -> None:
-    arguments = [*f"{GIVEN} --bug".split(), "no sampler"]
+    arguments = with_bug("no sampler")
     answers = probing("ddp.py", arguments, Settings(layouts=(RANKS,), reference_ranks=2, ranks=4))
     assert first_broken(answers) == {RANKS: ("samples", "")}
     assert layout(answers, RANKS).broken[0].details[0].startswith("all ranks are given the same")
@@ -202,7 +211,7 @@ def test_a_resume_that_forgets_something_is_named(
     probing: Probing, bug: str, relation: str, step: int
 ) -> None:
     settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
-    answers = probing("ddp.py", [*f"{GIVEN} --bug".split(), bug], settings)
+    answers = probing("ddp.py", with_bug(bug), settings)
     assert first_broken(answers) == {RESUME: (relation, "")}
     assert layout(answers, RESUME).step == step
 
@@ -272,15 +281,15 @@ def test_a_factor_is_found_though_the_values_of_gradients_are_clipped(probing: P
     """Only the clipped gradients were compared, which a small limit makes alike. A large one, which
     clips nothing, is right also where it is larger than a scale."""
     settings = Settings(layouts=(ACCUMULATION,))
-    words = [*f"{GIVEN} --clip-value 1e-7 --bug".split(), "never divided by k"]
+    words = with_bug("never divided by k", "--clip-value 1e-7")
     answers = probing("ddp.py", words, settings)
     (fault, *_) = layout(answers, ACCUMULATION).broken
     assert fault.relation == "gradient"
     assert fault.ratio == pytest.approx(3, rel=1e-3)
-    words = [*f"{GIVEN} --clip-value 1e-3 --bug".split(), "clips each micro-batch"]
+    words = with_bug("clips each micro-batch", "--clip-value 1e-3")
     (fault, *_) = layout(probing("ddp.py", words, settings), ACCUMULATION).broken
     assert "clipped 3 times a step, not 1" in fault.text
-    words = [*f"{GIVEN} --amp float16 --clip-value 1e5 --bug".split(), "clips before unscale_"]
+    words = with_bug("clips before unscale_", "--amp float16 --clip-value 1e5")
     answers = probing("ddp.py", words, settings)
     assert first_broken(answers) == {}
     assert not [note for note in answers.notes if note.startswith("clipping saw")]

@@ -1,11 +1,18 @@
-"""DTensors are assembled from the shards of all ranks, and divided as their placements say."""
+"""DTensors are assembled from the shards of all ranks, and divided as their placements say; so are
+first weights."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from harness.rank.probe import exchange
+from harness.rank.probe.recording.noise import Noise
 from harness.training.probe.layouts import RANKS, Settings
-from tests.probe.probing import Probing, first_broken, refused
+from tests.group import in_group
+from tests.probe.probing import Probing, require_right
 
 pytestmark = pytest.mark.launch
 
@@ -79,5 +86,25 @@ def test_a_parameter_is_put_together_from_its_shards(
 ) -> None:
     settings = Settings(layouts=(RANKS,), ranks=4, same_rows=True)
     answers = probing(SCRIPT, ["{rows}", *words], settings)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
+
+
+def carry_over(rank: int, folder: Path) -> None:
+    """Carry all values of a weight over to ranks that have parts of it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = distribute_tensor(torch.zeros(5, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    noise = Noise(exchange.Assignment("", False, [], "", "", shift=str(folder / "shift")))
+    noise.move("weight", weight)
+    if not torch.equal(weight.full_tensor(), torch.arange(10.0).reshape(5, 2)):
+        raise AssertionError("it has other values")
+
+
+def test_ranks_that_have_parts_of_a_weight_get_their_parts_of_the_reference_s(
+    tmp_path: Path,
+) -> None:
+    """The whole weight was added to each part, which failed under FSDP2."""
+    change = {"weight": torch.arange(10.0).reshape(5, 2)}
+    (tmp_path / "shift").write_bytes(exchange.dumped(change))
+    in_group(2, carry_over, tmp_path)

@@ -11,7 +11,7 @@ from torch import nn
 from harness.rank.probe.recording.record import Finite
 from harness.system.errors import Inconclusive
 from harness.training.probe.layouts import RANKS, Settings
-from tests.probe.probing import Probing, first_broken, refused
+from tests.probe.probing import BEGIN, Probing, first_broken, require_right
 
 FIRST = Settings(layouts=(RANKS,))
 
@@ -32,14 +32,10 @@ def test_what_has_no_numbers_is_left_out() -> None:
     assert finite.place == ""
 
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
+SCRIPT = (
+    BEGIN
+    + """
 
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 class Large(nn.Module):
     def forward(self, x):
         return (x + 1) * 1e6
@@ -50,10 +46,9 @@ class Root(nn.Module):
         return (x * 0).sqrt()
 
 
-data = torch.randn(96, 4)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 SETUP
-model = nn.parallel.DistributedDataParallel(model)
+model = DDP(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rows = int(sys.argv[1])
 for step in range(8):
@@ -63,6 +58,7 @@ for step in range(8):
     loss.backward()
     optimizer.step()
 """
+)
 
 LOSS = "loss = model(x).square().mean()"
 FP16 = "with torch.autocast('cpu', torch.float16): loss = model(x).float().mean()"
@@ -140,8 +136,7 @@ def test_a_right_loop_with_a_scaler_and_a_fused_optimizer_is_right(
     probing: Probing, options: str
 ) -> None:
     answers = probing("ddp.py", f"{AMP} {options}", Settings())
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert answers.notes == []
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
-from tests.probe.probing import Probing, first_broken, layout, refused
+from tests.probe.probing import GIVEN, Probing, first_broken, layout, require_right, with_bug
 
 pytestmark = pytest.mark.launch
-
-GIVEN = "--batch-size {rows} --accum {k}"
 
 
 @pytest.mark.slow
@@ -38,8 +36,7 @@ GIVEN = "--batch-size {rows} --accum {k}"
 )
 def test_a_habit_is_no_fault(probing: Probing, options: str) -> None:
     answers = probing("habits.py", f"{GIVEN} {options}", Settings())
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert answers.about.startswith("4 steps of 12 rows")
 
 
@@ -53,14 +50,14 @@ def test_noise_at_random_has_no_answer_that_names_it(probing: Probing) -> None:
 
 @pytest.mark.slow
 def test_gradients_that_are_cleared_in_each_micro_batch_are_no_rehearsal(probing: Probing) -> None:
-    arguments = [*f"{GIVEN} --rehearse loader --bug".split(), "zero_grad in each micro-batch"]
+    arguments = with_bug("zero_grad in each micro-batch", "--rehearse loader")
     answers = probing("habits.py", arguments, Settings(layouts=(RANKS, ACCUMULATION, BOTH)))
     assert first_broken(answers).keys() == {ACCUMULATION, BOTH}
     assert layout(answers, ACCUMULATION).step == 1
 
 
 def test_epochs_of_several_ranks_in_one_order_are_found(probing: Probing) -> None:
-    arguments = [*f"{GIVEN} --rows 24 --bug".split(), "no set_epoch"]
+    arguments = with_bug("no set_epoch", "--rows 24")
     answers = probing("habits.py", arguments, Settings(layouts=(RANKS, ACCUMULATION)))
     assert first_broken(answers) == {RANKS: ("samples", "")}
     assert "is set_epoch missing?" in layout(answers, RANKS).broken[0].details[0]

@@ -26,19 +26,16 @@ from harness.training.probe.probe_report import as_json, text
 from harness.training.probe.prober import Prober
 from harness.training.probe.target import target
 from tests.overlays import lent_release
-from tests.probe.probing import Probing, first_broken, layout, refused
+from tests.probe.probing import BEGIN, Probing, first_broken, layout, refused, require_right
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = """
-import sys, torch, torch.utils.checkpoint
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+SCRIPT = (
+    BEGIN
+    + """
 from torch.utils.checkpoint import checkpoint
 
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-data, labels = torch.randn(96, 16), torch.randn(96, 1)
+data = torch.randn(96, 16)
 
 
 class Block(nn.Module):
@@ -73,14 +70,14 @@ model = Model()
 run = DDP(model)
 HOW
 optimizer, rows = torch.optim.AdamW(model.parameters(), lr=1e-2), int(sys.argv[1])
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 for step in range(8):
     start = (step * world + rank) * rows
     x, y = data[start:][:rows], labels[start:][:rows]
     optimizer.zero_grad()
-    nn.functional.mse_loss(run(x), y).backward()
+    mse_loss(run(x), y).backward()
     optimizer.step()
 """
+)
 
 FORGETFUL = 'Block.how = {"use_reentrant": False, "preserve_rng_state": False}'
 REENTRANT = 'Block.how = {"use_reentrant": True}; data.requires_grad_()'
@@ -268,8 +265,7 @@ def test_a_recomputation_with_the_masks_of_the_forward_is_right(
     probing: Probing, how: str, name: str
 ) -> None:
     answers = probed(probing, how, CHECKPOINTING)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert layout(answers, CHECKPOINTING).layout.name == name
 
 
@@ -351,8 +347,7 @@ def test_a_model_that_cannot_recompute_has_no_answer(probing: Probing) -> None:
 )
 def test_a_right_compiler_is_right(probing: Probing, how: str, name: str) -> None:
     answers = probed(probing, how, COMPILE)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert layout(answers, COMPILE).layout.name == name
 
 
@@ -362,8 +357,7 @@ def test_compiled_code_with_dropout_is_not_tested_where_the_loss_has_no_slope(
     probing: Probing, how: str
 ) -> None:
     answers = probed(probing, how, COMPILE)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     assert COMPILED_DROPOUT in answers.not_tested
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
-from tests.probe.probing import Probing, first_broken, layout, refused
+from tests.probe.probing import Probing, first_broken, layout, refused, require_right
 
 pytestmark = pytest.mark.launch
 
@@ -69,8 +69,7 @@ def test_evaluations_are_those_of_the_runs_whose_steps_are_compared(
     called 1.247 times."""
     words = ["{rows}", order, str(factor)]
     answers = probing(SCRIPT, words, Settings(layouts=(RANKS,)))
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     pairs = [PAIR.search(note) for note in layout(answers, RANKS).notes]
     ratios = [float(pair[1]) / float(pair[2]) for pair in pairs if pair]
     assert ratios == pytest.approx([factor] if factor > 1 else [], rel=1e-4)

@@ -9,34 +9,30 @@ from harness.training.probe.answers import Answers
 from harness.training.probe.compare.plausibility import STALE, UNHELD
 from harness.training.probe.compare.relations import UNHELD as RELATION
 from harness.training.probe.layouts import RANKS, Settings
-from tests.probe.probing import Probing, first_broken, layout, refused
+from tests.probe.probing import BEGIN, Probing, first_broken, layout, refused
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = """
-import copy, itertools, sys, torch
-from torch import nn
-
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-data, labels = torch.randn(96, 4), torch.randn(96, 1)
+SCRIPT = (
+    BEGIN
+    + """
 body, head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1)
 model = nn.Sequential(body, head)
 AdamW = torch.optim.AdamW
 after, before = lambda: None, lambda: None
 HOW
-run, rows = nn.parallel.DistributedDataParallel(model), int(sys.argv[1])
+run, rows = DDP(model), int(sys.argv[1])
 for step in range(4):
     start = (step * world + rank) * rows
     x, y = data[start :][:rows], labels[start :][:rows]
     model.zero_grad()
-    loss = nn.functional.mse_loss(run(x), y)
+    loss = mse_loss(run(x), y)
     loss.backward()
     before()
     [each.step() for each in optimizers]
     after()
 """
+)
 
 MASTERS = """
 model.to(torch.bfloat16)

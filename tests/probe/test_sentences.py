@@ -1,7 +1,9 @@
-"""Advice in a report: each sentence appears where it helps, and only there."""
+"""What a report says: each sentence appears where it helps, and only there."""
 
 from __future__ import annotations
 
+import runpy
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,19 @@ from typing import Any
 import pytest
 
 from harness.rank.exits import Exit
+from harness.rank.probe import launcher
 from harness.rank.probe.exchange import Step
 from harness.rank.probe.findings.unlike import SCHEDULE
+from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared, rows_after_resume
 from harness.training.probe.compare.faults import Broken
+from harness.training.probe.compare.relations import BEGAN_AGAIN
 from harness.training.probe.layouts import ACCUMULATION, RANKS, RESUME, Layout, Settings, reference
 from harness.training.probe.notes import relevant
-from harness.training.probe.probe_report import headline
-from harness.training.probe.runner import LOG_LINES, Run, last_lines
-from tests.probe.probing import SCRIPTS, Probing, layout
+from harness.training.probe.probe_report import exit_code, headline, text
+from harness.training.probe.runner import LOG_LINES, Run, last_lines, where_failed
+from tests.probe.probing import GIVEN, SCRIPTS, Probing, layout
 
-GIVEN = "--batch-size {rows} --accum {k}"
 DDP = (SCRIPTS / "ddp.py").read_text()
 
 
@@ -148,3 +152,101 @@ def recorded(*ranks: str) -> list[list[Step]]:
 def test_a_resume_says_which_rows_it_has(ranks: tuple[str, ...], words: str) -> None:
     run = Run(Layout("stop and resume", RESUME, first=2), recorded(*ranks))
     assert rows_after_resume(run, recorded("abc def ghi jkl")[0]).startswith(words)
+
+
+STACK = """Stack (most recent call first):
+  File "/lib/python3.11/selectors.py", line 415 in select
+  File "{folder}/data.py", line 7 in fetch
+  File "{folder}/train.py", line 30 in <module>
+"""
+
+
+def test_the_innermost_line_of_the_users_own_files_is_named(tmp_path: Path) -> None:
+    stack = tmp_path / "stack_rank_1.txt"
+    (tmp_path / "stack_rank_0.txt").touch()  # a rank that could not be asked
+    assert where_failed(tmp_path, None) == ""
+    stack.write_text(STACK.format(folder=tmp_path))
+    assert where_failed(tmp_path, tmp_path / "train.py") == "rank 1 was in fetch (data.py, line 7)"
+    assert where_failed(tmp_path, None) == "rank 1 was in select (selectors.py, line 415)"
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("def main():\n    {}['a']\nmain()\n", "in <module>", "KeyError: 'a'"),
+        ("def main(:\n", ", line 1", "SyntaxError: "),
+        ("import argparse\nargparse.nothing\n", "in <module>", "AttributeError: "),
+    ],
+)
+def test_a_traceback_begins_with_the_scripts_own_line(
+    tmp_path: Path, text: str, first: str, last: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        runpy.run_path(str(script), run_name="__main__")
+    error = caught.value.with_traceback(caught.tb.tb_next)  # without this test's own frame
+    lines = traceback.format_exception(type(error), error, launcher.of_script(error))
+    frames = [line for line in lines if line.startswith("  File")]
+    assert f'File "{script}"' in frames[0]
+    assert first in frames[0]
+    assert lines[-1].startswith(last)
+
+
+def test_an_error_of_our_own_keeps_its_traceback() -> None:
+    with pytest.raises(IndexError) as caught:
+        launcher.main([])
+    error = caught.value.with_traceback(caught.tb.tb_next)
+    assert launcher.of_script(error) is error.__traceback__
+
+
+LAYOUT: Layout = reference(Settings())
+
+
+def test_without_samples_an_answer_is_not_green() -> None:
+    answers = Answers("4 steps", [Compared(LAYOUT)])
+    assert exit_code(answers) == 0
+    answers.unseen = True
+    assert exit_code(answers) == 3
+    assert any("--without samples" in line for line in text(answers, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [(["right"], 0), (["right", "refused"], 3), (["no answer"], 3), (["refused", "wrong"], 1)],
+)
+def test_a_model_is_right_only_if_all_its_relations_are(statuses: list[str], code: int) -> None:
+    relations = {str(number): [status, ""] for number, status in enumerate(statuses)}
+    assert exit_code(Answers("", relations=relations)) == code
+
+
+def test_independent_faults_have_a_line_each() -> None:
+    relations = ("samples", "learning rate", "loss", "update", "optimizer")
+    comparison = Compared(LAYOUT, broken=[Broken(name, f"{name} differs") for name in relations])
+    lines = list(text(Answers("", [comparison]), 1.0))
+    assert "    and as a result: loss, update" in lines
+    assert "    learning rate: learning rate differs" in lines
+    assert "    optimizer: optimizer differs" in lines
+
+
+def test_another_factor_is_not_as_above() -> None:
+    """A layout with 0.851 times the gradient was as one with 1.014 times."""
+    faults = [
+        Broken("gradient", "rank 0: 1.014 times the reference's", 1.014, details=("norm 1",)),
+        Broken("gradient", "ranks 0, 1: 0.851 times the reference's", 0.851, details=("norm 2",)),
+        Broken("gradient", "rank 0: 0.8511 times the reference's", 0.8511, details=("norm 3",)),
+    ]
+    report = list(text(Answers("", [Compared(LAYOUT, broken=[one]) for one in faults]), 1.0))
+    assert "    ranks 0, 1: 0.851 times the reference's" in report
+    assert "    norm 2" in report
+    assert "    rank 0: 0.8511 times the reference's, as above" in report
+
+
+def test_the_first_line_says_that_a_resume_began_again() -> None:
+    comparison = Compared(LAYOUT, broken=[Broken("weights", BEGAN_AGAIN)])
+    assert "begins again at step 1" in next(text(Answers("", [comparison]), 1.0))
+
+
+def test_the_first_line_counts_the_notes_also_without_an_answer() -> None:
+    answers = Answers("", [Compared(LAYOUT, no_answer="draws other rows")], notes=["zero_grad"])
+    assert next(text(answers, 1.0)).endswith("no answer 1 rank. 1 note below")

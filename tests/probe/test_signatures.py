@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.bugs import catalog
 from harness.cli import signatures as command
+from harness.run.server_pool import Pool
 from harness.system.errors import UserError
 from harness.training.probe import signatures
 from harness.training.probe.answers import Answers
 from harness.training.probe.compare.comparison import Compared
 from harness.training.probe.compare.faults import MISTAKES, Broken, meaning, term
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout
-from harness.training.probe.prober import USUAL, Loop
+from harness.training.probe.prober import USUAL, Loop, Prober
 from harness.training.probe.signatures import ProbeResult, Sign, Signature
+from tests.overlays import lent
 
 KNOWN = [
     (name, found) for name in catalog.sound() if (found := signatures.read(catalog.folder(name)))
@@ -143,3 +147,26 @@ def test_a_loop_of_kernels_is_not_probed_without_a_gpu(monkeypatch: pytest.Monke
     assert command._loops([]) == []
     with pytest.raises(UserError, match="fla_gate_linear: 2 ranks need 1 GPU"):
         command._loops(["fla_gate_linear"])
+
+
+def with_signs() -> Iterator[Any]:
+    """The signature of each bug. Each day CI tests some of the first ones of all packages."""
+    packages: set[str] = set()
+    for name in catalog.sound():
+        signature = signatures.read(catalog.folder(name))
+        if signature and signature.loop and signature.signs and not signature.loop.on_gpus:
+            subject = catalog.scenario(name).subject
+            marks = pytest.mark.exhaustive if subject in packages else pytest.mark.by_day(12)
+            packages.add(subject)
+            yield pytest.param(name, signature, id=name, marks=marks)
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "signature"), list(with_signs()))
+def test_the_bug_is_found_as_it_was_recorded(name: str, signature: Signature, pool: Pool) -> None:
+    assert signature.loop is not None
+    with lent(name, "buggy") as overlays:
+        answers = Prober(pool, overlays["buggy"].site)(signature.loop)
+    kinds = {sign.kind for sign in signatures.signs_of(answers)}
+    assert {sign.kind for sign in signature.signs} <= kinds

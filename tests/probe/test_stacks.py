@@ -17,7 +17,7 @@ from harness.training.probe.answers import Answers
 from harness.training.probe.layouts import RANKS
 from harness.training.probe.prober import Loop, Prober
 from tests.overlays import lent, lent_packages, lent_release
-from tests.probe.probing import first_broken, layout, refused
+from tests.probe.probing import first_broken, layout, require_right
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
@@ -94,8 +94,7 @@ def test_a_right_loop_is_as_one_process_and_resumes(
     pool: Pool, loop: Loop, packages: Packages
 ) -> None:
     answers = probed(pool, loop, packages)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
 
 
 def test_a_loss_of_an_evaluation_that_is_summed_over_the_ranks_is_found(pool: Pool) -> None:

@@ -1,11 +1,15 @@
-"""A pipeline calls its stages one by one, and still their parameters get names."""
+"""Parameters get the names that they have in the reference, in a pipeline that calls its stages one
+by one, and in a wrapper."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from harness.rank.probe.exchange import Step
 from harness.rank.probe.recording.parameters import NamedParameters
+from harness.training.probe.compare.reference import as_in
 
 
 class Part(nn.Module):
@@ -31,26 +35,23 @@ def names(parameters: NamedParameters, *modules: nn.Module) -> list[str]:
     return [name for module in modules for name, _ in parameters.learn(module)]
 
 
-def test_stages_keep_the_names_of_the_whole_model() -> None:
-    answer = names(NamedParameters(), Part(0, 1), Part(2))
-    assert answer == ["layers.0.weight", "layers.1.weight", "layers.2.weight"]
-
-
-def test_stages_with_the_same_names_are_told_apart_by_their_order() -> None:
-    answer = names(
-        NamedParameters(), *(nn.Sequential(nn.Linear(2, 2, bias=False)) for _ in range(3))
-    )
-    assert answer == ["0.weight", "1.0.weight", "2.0.weight"]
-
-
-def test_layers_that_know_their_number_in_the_model_have_it_in_their_names() -> None:
-    answer = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(4)]))
-    assert answer == ["2.weight", "3.weight"]
-
-
-def test_numbers_that_do_not_count_a_list_up_are_left_out() -> None:
-    answer = names(NamedParameters(), nn.ModuleList([Layer(3), Layer(3)]))
-    assert answer == ["0.weight", "1.weight"]
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ([Part(0, 1), Part(2)], ["layers.0.weight", "layers.1.weight", "layers.2.weight"]),
+        # Those with the same names are told apart by their order.
+        ([nn.Sequential(Layer(0)) for _ in range(3)], ["0.weight", "1.0.weight", "2.0.weight"]),
+        ([nn.ModuleList([Layer(3), Layer(4)])], ["2.weight", "3.weight"]),
+        ([nn.ModuleList([Layer(3), Layer(3)])], ["0.weight", "1.weight"]),  # they count nothing up
+        # A frozen model beside the one that trains is no stage; what the model itself freezes is.
+        ([Part(0), Part(0).requires_grad_(False)], ["layers.0.weight"]),
+        ([Part(0).requires_grad_(False)], ["layers.0.weight"]),
+    ],
+)
+def test_stages_have_the_names_of_the_whole_model(
+    stages: list[nn.Module], expected: list[str]
+) -> None:
+    assert names(NamedParameters(), *stages) == expected
 
 
 def test_a_stage_is_learnt_once_and_gets_its_new_parameters_later() -> None:
@@ -65,16 +66,6 @@ def test_a_part_of_the_model_that_is_called_alone_is_known_already() -> None:
     parameters, model = NamedParameters(), Part(0, 1)
     names(parameters, model)
     assert names(parameters, model.layers["1"]) == []
-
-
-def test_a_frozen_model_beside_the_one_that_trains_is_no_stage() -> None:
-    parameters, reference = NamedParameters(), Part(0).requires_grad_(False)
-    names(parameters, Part(0))
-    assert names(parameters, reference) == []
-
-
-def test_frozen_parameters_of_the_model_itself_have_names() -> None:
-    assert names(NamedParameters(), Part(0).requires_grad_(False)) == ["layers.0.weight"]
 
 
 def test_a_view_of_a_piece_has_the_name_of_the_whole_parameter() -> None:
@@ -99,3 +90,51 @@ def test_a_tensor_is_found_when_its_stage_is_called_later() -> None:
     assert parameters.name(late.weight(1)) is None
     names(parameters, late)
     assert parameters.name(late.weight(1)) == "layers.1.weight"
+
+
+RIGHT = ("embedding.weight", "head.weight", "head.bias")
+
+
+def recorded_step(*names: str, stage: int | None = None) -> Step:
+    values = dict.fromkeys(names, 1.0)
+    state = {f"{name} exp_avg": 2.0 for name in names}
+    return Step(grad=values, update=values, state=state, parts=[values], stage=stage)
+
+
+@pytest.mark.parametrize(
+    ("names", "reference"),
+    [
+        ([f"model.{name}" for name in RIGHT], RIGHT),
+        (RIGHT, [f"model.{name}" for name in RIGHT]),
+        (["model.head.weight", "model.head.bias"], RIGHT),  # a stage of a pipeline
+    ],
+)
+def test_a_prefix_more_or_less_does_not_matter(names: list[str], reference: list[str]) -> None:
+    (record,) = as_in(recorded_step(*reference), [recorded_step(*names)])
+    assert set(record.update) == set(record.parts[0]) <= set(reference)
+    assert set(record.state) == {f"{name} exp_avg" for name in record.update}
+    assert len(record.grad) == len(names)
+    assert record.raw is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model.embedding.weight", "other.head.weight"],
+        ["parameter 0", "parameter 1"],
+        ["embedding.weight", "model.head.weight"],  # one has the name of the reference
+        ["xembedding.weight"],
+    ],
+)
+def test_other_names_stay_as_they_are(names: list[str]) -> None:
+    (record,) = as_in(recorded_step(*RIGHT), [recorded_step(*names)])
+    assert list(record.update) == names
+
+
+def test_a_stage_has_its_number_before_its_names_if_the_reference_has_it() -> None:
+    reference = recorded_step("0.weight", "1.0.weight", "2.0.weight", "3.0.weight")
+    stage_1 = recorded_step("0.weight", "3.0.weight", stage=1)
+    (record,) = as_in(reference, [stage_1])
+    assert list(record.update) == ["1.0.weight", "3.0.weight"]
+    (stage_0,) = as_in(reference, [recorded_step("0.weight", stage=0)])
+    assert list(stage_0.update) == ["0.weight"]

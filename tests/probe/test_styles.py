@@ -9,20 +9,15 @@ from harness.training.probe.compare.reference import Reference
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Layout, Settings
 from harness.training.probe.notes import ON_ALL_RANKS, notes_on_run
 from harness.training.probe.runner import Run
-from tests.probe.probing import Probing, first_broken, refused
+from tests.probe.probing import BEGIN, Probing, first_broken, require_right
 
 pytestmark = pytest.mark.launch
 
-BEGIN = """
-import sys, torch
-from torch import nn
+STYLE = (
+    BEGIN
+    + """
 from torch.distributed import all_reduce
-from torch.nn.functional import cross_entropy, softplus
-from torch.nn.parallel import DistributedDataParallel as DDP
 
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 size, k = map(int, sys.argv[1:])
 data, labels = torch.randn(96, 8), torch.randint(0, 4, (96,))
 tokens = torch.randint(1, 50, (96, 5))
@@ -39,6 +34,7 @@ def micro_batches(step):
 
 
 """
+)
 
 DIVIDED = """
 model = net(8, 16, 4)
@@ -308,9 +304,8 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_a_rare_style_is_no_fault(probing: Probing, loop: str) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(BEGIN + loop, "{rows} {k}", settings)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    answers = probing(STYLE + loop, "{rows} {k}", settings)
+    require_right(answers)
     assert answers.about.startswith("4 steps of 12 rows")
     assert not answers.notes
 
@@ -326,7 +321,7 @@ def test_equal_dropout_is_noted_if_the_ranks_have_unlike_rows(rows: str, noted: 
 @pytest.mark.slow
 def test_a_norm_that_iterates_in_each_forward_has_a_note(probing: Probing) -> None:
     settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(BEGIN + SPECTRAL + STEPS, "{rows} {k}", settings)
+    answers = probing(STYLE + SPECTRAL + STEPS, "{rows} {k}", settings)
     assert first_broken(answers).keys() <= {ACCUMULATION}
     assert answers.about.startswith("4 steps of 12 rows")
     assert any("spectral" in note for note in answers.notes)

@@ -10,19 +10,14 @@ from harness.rank.probe.exchange import Step
 from harness.rank.probe.recording.micro_batches import training_modes
 from harness.training.probe.compare.plausibility import IN_EVALUATION, left_in_evaluation
 from harness.training.probe.layouts import RANKS, Settings
-from tests.probe.probing import Probing, first_broken, refused
+from tests.probe.probing import BEGIN, Probing, first_broken, refused
 
-SCRIPT = """
-import sys, torch
-from torch import nn
-
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-data, labels = torch.randn(96, 4), torch.randn(96, 1)
+SCRIPT = (
+    BEGIN
+    + """
 model = nn.Sequential(nn.Linear(4, 8), LAYER, nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-run, rows = nn.parallel.DistributedDataParallel(model), int(sys.argv[1])
+run, rows = DDP(model), int(sys.argv[1])
 
 
 def evaluate(model):
@@ -44,10 +39,11 @@ for step in range(6):
     x, y = data[start :][:rows], labels[start :][:rows]
     BEFORE
     model.zero_grad()
-    nn.functional.mse_loss(run(x), y).backward()
+    mse_loss(run(x), y).backward()
     optimizer.step()
     AFTER
 """
+)
 
 
 def notes(probing: Probing, layer: str, before: str, after: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""probe says what differs by design: it is no fault of the script."""
+"""probe says what differs by design: it is no fault of the script. SyncBatchNorm, which torch has
+for GPUs only, normalises over the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from harness.rank.probe.findings.unlike import (
     objects_unlike_by_design,
     unlike_by_design,
 )
-from harness.training.probe.layouts import Settings
-from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused
+from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
+from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused, require_right
 
 MASKED = """
 class Masked(nn.Module):
@@ -171,7 +172,58 @@ def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(probing:
     text = (SCRIPTS / "ddp.py").read_text().replace("\n@dataclass", DEAD_AND_FROZEN, 1)
     settings = Settings(layouts=("ranks",))
     answers = probing(text, "--batch-size {rows}", settings)
-    assert not refused(answers)
-    assert first_broken(answers) == {}
+    require_right(answers)
     dead = "2 parameters whose gradient is always 0: 5.dead.weight, 5.dead.bias"
     assert dead in answers.not_tested
+
+
+NORMS = """
+import sys, torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("nccl")
+rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+torch.cuda.set_device(rank)
+data, labels = torch.randn(96, 3, 4, 4), torch.randn(96, 1)
+model = nn.Sequential(
+    nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 8), nn.BatchNorm1d(8),
+    nn.Tanh(), nn.Linear(8, 1),
+).cuda()
+if sys.argv[3] == "synchronized":
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+run = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+rows, k = map(int, sys.argv[1:3])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(6):
+    optimizer.zero_grad()
+    for micro in range(k):
+        start = ((step * k + micro) * world + rank) * rows
+        x, y = data[start :][:rows].cuda(), labels[start :][:rows].cuda()
+        (nn.functional.mse_loss(run(x), y) / k).backward()
+    optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(data[:4])
+    model.train()
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_a_synchronized_norm_is_that_of_all_rows(probing: Probing) -> None:
+    settings = Settings(layouts=(RANKS, ACCUMULATION))
+    answers = probing(NORMS, "{rows} {k} synchronized", settings)
+    assert not refused(answers)
+    assert first_broken(answers).keys() == {ACCUMULATION}
+    (note,) = [note for note in answers.notes if "normalises" in note]
+    assert "over the micro-batches of all ranks (--layouts" in note
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_a_norm_of_each_rank_is_told(probing: Probing) -> None:
+    answers = probing(NORMS, "{rows} {k} alone", Settings(layouts=(RANKS,)))
+    assert first_broken(answers).keys() == {RANKS}
+    (note,) = [note for note in answers.notes if "normalises" in note]
+    assert "over the micro-batch of a rank" in note

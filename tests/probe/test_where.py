@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
+from harness.rank.probe.recording.places import digest
 from harness.training.probe.compare.faults import Stage
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
-from tests.probe.probing import Probing
+from tests.probe.probing import GIVEN, Probing, with_bug
 from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
-GIVEN = "--batch-size {rows} --accum {k}"
 SHORT = Settings(steps=2, at=1, where=True)
 
 
 def stage(probing: Probing, bug: str, options: str, kind: str) -> Stage | None:
     settings = Settings(steps=2, at=1, where=True, layouts=(kind,))
-    answers = probing("ddp.py", [*f"{GIVEN} {options} --bug".split(), bug], settings)
+    answers = probing("ddp.py", with_bug(bug, options), settings)
     assert answers.where is not None
     return answers.where.stage
 
@@ -93,3 +95,12 @@ def test_a_place_in_bf16_is_no_other_one(probing: Probing, fault: str) -> None:
     place = probing(str(FAULTY), words, settings).where
     assert place is not None
     assert (place.stage, place.module or "") == FAULTS[fault], place.sentence
+
+
+def test_a_mask_with_infinities_is_as_itself_and_unlike_another() -> None:
+    """A causal mask of CLIP is minus infinity where no token may look."""
+    mask = torch.full((5, 5), float("-inf")).triu(1)
+    values = digest(mask, 2)["values"].numpy()
+    assert numpy.isfinite(values).all()
+    assert not numpy.allclose(values, digest(mask.tril(1).triu(2), 2)["values"].numpy())
+    assert not numpy.isfinite(digest(mask * float("nan"), 2)["values"].numpy()).any()

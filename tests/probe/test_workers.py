@@ -6,18 +6,16 @@ import pytest
 
 from harness.rank.probe.findings.workers import WORKERS
 from harness.training.probe.layouts import RANKS, Settings
-from tests.probe.probing import Probing
+from tests.probe.probing import BEGIN, Probing
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = """
-import random, sys, numpy, torch
-from torch import nn
+SCRIPT = (
+    BEGIN
+    + """
+import numpy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-torch.manual_seed(0)
-torch.distributed.init_process_group("gloo")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 rows, data = int(sys.argv[1]), torch.randn(192, 4)
 seed = lambda worker: None
 
@@ -42,13 +40,14 @@ class Noisy(Dataset):
 
 HOW
 model = nn.Linear(4, 1)
-run = nn.parallel.DistributedDataParallel(model)
+run = DDP(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for x in DataLoader(dataset, rows, num_workers=2, worker_init_fn=seed):
     optimizer.zero_grad()
     run(x).square().mean().backward()
     optimizer.step()
 """
+)
 
 ALIKE = "NOISE = 1e-3; dataset = Noisy(); seed = lambda worker: numpy.random.seed(0)"
 

@@ -76,20 +76,14 @@ def small(name: str, content: Mapping[str, Any] | None = None, head: str = CAUSA
     config = of_head(_small(config_class(name), content or {}, head), head)
     if heads.HEADS[head].classes:
         config.num_labels = LABELS
-    if heads.HEADS[head].labels is Labels.ROW:
-        _give_padding(config)
+    parts = [_value(config, name) for name in getattr(config, "sub_configs", {})]
+    # Without a padding token, a decoder's head for rows refuses several rows.
+    for part in filter(None, (config, *parts)) if heads.HEADS[head].labels is Labels.ROW else ():
+        if _value(part, "pad_token_id") is None:
+            part.pad_token_id = SPECIAL_TOKENS["pad_token_id"]
     if _value(config, "is_encoder_decoder") and _value(config, BEGIN) is None:
         setattr(config, BEGIN, SPECIAL_TOKENS[BEGIN])  # checkpoints have it, T5's class does not
     return config
-
-
-def _give_padding(config: Any) -> None:
-    """Set a padding token if there is none: without it, a decoder's head for rows refuses several
-    rows."""
-    parts = [_value(config, name) for name in getattr(config, "sub_configs", {})]
-    for part in filter(None, (config, *parts)):
-        if _value(part, "pad_token_id") is None:
-            part.pad_token_id = SPECIAL_TOKENS["pad_token_id"]
 
 
 def _small(cls: Any, overrides: Mapping[str, Any], head: str) -> Any:

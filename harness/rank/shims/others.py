@@ -19,7 +19,7 @@ from harness.bugs.api.spec import Point
 from harness.rank.cuda_on_cpu import streams
 from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
-from harness.rank.shims.stand_ins import BOTH, CPU, Count, answering
+from harness.rank.shims.stand_ins import BOTH, CPU, Count, answering, shim
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 """The signature of the operators that torchvision must find declared when it is imported."""
@@ -44,36 +44,11 @@ def _folder_of(package: str) -> Path | None:
     return Path(spec.origin).parent.parent if spec and spec.origin else None
 
 
-def _keras_on_torch(count: Count) -> None:
-    os.environ["KERAS_BACKEND"] = "torch"
-    # No settings of the user are read, and none are written into the home.
-    os.environ["KERAS_HOME"] = os.devnull
-    count()
-
-
-def _sampler_argument(count: Count) -> None:
-    """Let torch's Sampler take an argument from lhotse's code, as older releases of torch did."""
-    from torch.utils.data import Sampler
-
-    replace(Sampler, "__init__", lambda *_, **__: count(), from_package("lhotse"))
-
-
 def _old_name(count: Count, module: str, name: str, source: str = "", now: str = "") -> None:
     """Give something of torch the module or the name again that it had in older releases."""
     value = getattr(importlib.import_module(source or module), now or name)
     setattr(importlib.import_module(module), name, value)
     count()
-
-
-def _whole_batches(count: Count) -> None:
-    """Turn a batch of sends and receives into one operation, which ends with the last of them."""
-    import torch.distributed
-
-    def together(original: Any, operations: list[Any]) -> list[Any]:
-        count()
-        return [_Batch(original(operations))]
-
-    replace(torch.distributed, "batch_isend_irecv", together)
 
 
 class _Batch:
@@ -88,50 +63,6 @@ class _Batch:
             work.wait()
 
 
-def _no_handshake(count: Count) -> None:
-    """Let stages of a pipeline begin without the message that NCCL needs to connect."""
-    from torch.distributed import pipelining
-
-    def nothing(*_: Any) -> list[Any]:
-        count()
-        return []
-
-    replace(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", nothing)
-
-
-def _fsdp_on_cpu(count: Count) -> None:
-    """Give torch.cpu streams that take a priority, and events, and let gloo gather into a tensor,
-    as newer releases do."""
-    import torch.cpu
-    import torch.distributed as dist
-
-    begin = {"__init__": answering(count, None)}
-    for idle in (streams.Stream, streams.Event):
-        setattr(torch.cpu, idle.__name__, type(idle.__name__, (idle,), begin))
-    names = dict.fromkeys(("_default_cpu_stream", "_current_stream"), streams.Stream())
-    vars(torch.cpu).update(names)
-
-    def by_parts(_: Any, whole: Any, part: Any, group: Any = None) -> None:
-        count()
-        dist.all_gather(list(whole.chunk(dist.get_world_size(group))), part, group)
-
-    replace(dist, "all_gather_into_tensor", by_parts)
-
-
-def _idle_triton(count: Count) -> None:
-    """Give torchtitan, where Triton is missing, one without an effect: torch must not find it."""
-    if find_spec("triton"):
-        return
-
-    def imported(original: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.partition(".")[0] != "triton":
-            return original(name, *arguments, **keywords)
-        count()
-        return _Idle()
-
-    replace(builtins, "__import__", imported, from_package("torchtitan"))
-
-
 class _Idle:
     """Has every attribute, and as a decorator returns the function."""
 
@@ -140,40 +71,6 @@ class _Idle:
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
         return arguments[0] if arguments else self
-
-
-def _device_is_cpu(count: Count) -> None:
-    """Let torchtitan find the CPU where it asks torch for an accelerator."""
-    import torch._utils
-
-    cpu = answering(count, "cpu")
-    replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
-
-
-def _memory_of_cpu(count: Count) -> None:
-    """Give torch.cpu the functions about memory that other devices have; they know nothing."""
-    import torch.cpu
-
-    vars(torch.cpu).update(
-        get_device_name=answering(count, "cpu"),
-        get_device_properties=answering(count, SimpleNamespace(total_memory=1)),
-        memory_stats=answering(count, {}),
-        reset_peak_memory_stats=answering(count, None),
-        empty_cache=answering(count, None),
-    )
-
-
-def _whole_numbers_counted(count: Count) -> None:
-    """Count whole numbers with torch.histc, as on a GPU."""
-    import torch
-
-    def counted(original: Any, numbers: Any, *arguments: Any, **keywords: Any) -> Any:
-        if numbers.is_floating_point():
-            return original(numbers, *arguments, **keywords)
-        count()
-        return original(numbers.float(), *arguments, **keywords).to(numbers.dtype)
-
-    replace(torch, "histc", counted, from_package("torchtitan"))
 
 
 def _torchvision_operators(count: Count) -> None:
@@ -195,18 +92,18 @@ OFFLINE = Point(
     "huggingface_hub.offline",
     "",
     BOTH,
-    "scenarios make their models and data in code: no library may look on a hub, and a library "
+    "Scenarios make their models and data in code: no library may look on a hub, and a library "
     "that tries fails",
     _offline,
 )
 """Applies to every run: these libraries are also dependencies of others."""
 
-POINTS = (
+POINTS: list[Point] = [
     Point(
         "accelerate.own_transformers",
         "",
         BOTH,
-        "it imports any transformers that it finds, and one from outside the overlay fails at the "
+        "It imports any transformers that it finds, and one from outside the overlay fails at the "
         "overlay's older huggingface_hub: that one is hidden",
         partial(_own_transformers, package="accelerate"),
     ),
@@ -214,7 +111,7 @@ POINTS = (
         "pytorch-lightning.own_transformers",
         "<2.2",
         BOTH,
-        "its torchmetrics imports any transformers that it finds, and one from outside the overlay "
+        "Its torchmetrics imports any transformers that it finds, and one from outside the overlay "
         "fails at the overlay's other packages: that one is hidden",
         partial(_own_transformers, package="pytorch_lightning"),
     ),
@@ -234,26 +131,33 @@ POINTS = (
         "saved itself",
         stand_ins.whole_checkpoints,
     ),
-    Point(
-        "keras.on_torch",
-        ">=3",
-        BOTH,
-        "keras chooses its backend when it is imported, and takes TensorFlow by default",
-        _keras_on_torch,
-    ),
-    Point(
-        "lhotse.sampler_argument",
-        "<1.32.2",
-        BOTH,
-        "it makes torch's Sampler with an argument that was never used, and that newer releases "
-        "of torch refuse",
-        _sampler_argument,
-    ),
+]
+
+
+@shim(POINTS, "keras.on_torch", ">=3", BOTH)
+def _keras_on_torch(count: Count) -> None:
+    """Keras chooses its backend when it is imported, and takes TensorFlow by default."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    # No settings of the user are read, and none are written into the home.
+    os.environ["KERAS_HOME"] = os.devnull
+    count()
+
+
+@shim(POINTS, "lhotse.sampler_argument", "<1.32.2", BOTH)
+def _sampler_argument(count: Count) -> None:
+    """It makes torch's Sampler with an argument that was never used, and that newer releases of
+    torch refuse."""
+    from torch.utils.data import Sampler
+
+    replace(Sampler, "__init__", lambda *_, **__: count(), from_package("lhotse"))
+
+
+POINTS += [
     Point(
         "mosaicml.scaler_name",
         "<0.22",
         BOTH,
-        "it imports a function of torch's gradient scaler from the module that had it before 2.3",
+        "It imports a function of torch's gradient scaler from the module that had it before 2.3",
         partial(
             _old_name,
             module="torch.cuda.amp.grad_scaler",
@@ -265,75 +169,126 @@ POINTS = (
         "prodigyopt.tensor_cuda",
         "",
         CPU,
-        "it moves the two numbers that the ranks add to a GPU: they stay where they are",
+        "It moves the two numbers that the ranks add to a GPU: they stay where they are",
         stand_ins.cuda("prodigyopt", "torch.Tensor.cuda"),
     ),
     Point(
         "schnetpack.type_name",
         "<2.2",
         BOTH,
-        "it imports a type of torch's loader, which has another name since torch 2.7",
+        "It imports a type of torch's loader, which has another name since torch 2.7",
         partial(_old_name, module="torch.utils.data.dataloader", name="T_co", now="_T_co"),
     ),
-    Point(
-        "torch.whole_batches",
-        "<2.9",
-        CPU,
-        "its pipelines wait for the last operation of a batch of sends and receives: NCCL makes "
-        "one operation of a batch, and gloo does not",
-        _whole_batches,
-    ),
-    Point(
-        "torch.fsdp_on_cpu",
-        ">=2.1,<2.2",
-        CPU,
-        "its FSDP makes streams with a priority, and gathers into one tensor, as on a GPU: the CPU "
-        "and gloo can do both since 2.2",
-        _fsdp_on_cpu,
-    ),
-    Point(
-        "torch.no_handshake",
-        ">=2.9,<2.10",
-        CPU,
-        "the stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo "
-        "refuses",
-        _no_handshake,
-    ),
-    Point(
-        "torchtitan.idle_triton",
-        "",
-        CPU,
-        "it imports Triton for kernels that a CPU does not use, and torch for CPUs lacks Triton",
-        _idle_triton,
-    ),
-    Point(
-        "torchtitan.device_is_cpu",
-        "",
-        CPU,
-        "it takes CUDA for the device of a machine without an accelerator",
-        _device_is_cpu,
-    ),
-    Point(
-        "torchtitan.memory_of_cpu",
-        "",
-        CPU,
-        "its Trainer logs the memory of the device, which torch.cpu has no functions for",
-        _memory_of_cpu,
-    ),
-    Point(
-        "torchtitan.whole_numbers_counted",
-        "<0.3",
-        CPU,
-        "it counts the tokens of each expert with torch.histc, which cannot count whole numbers on "
-        "a CPU",
-        _whole_numbers_counted,
-    ),
+]
+
+
+@shim(POINTS, "torch.whole_batches", "<2.9", CPU)
+def _whole_batches(count: Count) -> None:
+    """Its pipelines wait for the last operation of a batch of sends and receives: NCCL makes
+    one operation of a batch, and gloo does not."""
+    import torch.distributed
+
+    def together(original: Any, operations: list[Any]) -> list[Any]:
+        count()
+        return [_Batch(original(operations))]
+
+    replace(torch.distributed, "batch_isend_irecv", together)
+
+
+@shim(POINTS, "torch.fsdp_on_cpu", ">=2.1,<2.2", CPU)
+def _fsdp_on_cpu(count: Count) -> None:
+    """Its FSDP makes streams with a priority, and gathers into one tensor, as on a GPU: the CPU
+    and gloo can do both since 2.2."""
+    import torch.cpu
+    import torch.distributed as dist
+
+    begin = {"__init__": answering(count, None)}
+    for idle in (streams.Stream, streams.Event):
+        setattr(torch.cpu, idle.__name__, type(idle.__name__, (idle,), begin))
+    names = dict.fromkeys(("_default_cpu_stream", "_current_stream"), streams.Stream())
+    vars(torch.cpu).update(names)
+
+    def by_parts(_: Any, whole: Any, part: Any, group: Any = None) -> None:
+        count()
+        dist.all_gather(list(whole.chunk(dist.get_world_size(group))), part, group)
+
+    replace(dist, "all_gather_into_tensor", by_parts)
+
+
+@shim(POINTS, "torch.no_handshake", ">=2.9,<2.10", CPU)
+def _no_handshake(count: Count) -> None:
+    """The stages of its pipelines first send 8 bytes to a neighbour that expects 4, which gloo
+    refuses."""
+    from torch.distributed import pipelining
+
+    def nothing(*_: Any) -> list[Any]:
+        count()
+        return []
+
+    replace(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", nothing)
+
+
+@shim(POINTS, "torchtitan.idle_triton", "", CPU)
+def _idle_triton(count: Count) -> None:
+    """It imports Triton for kernels that a CPU does not use, and torch for CPUs lacks
+    Triton."""
+    if find_spec("triton"):
+        return
+
+    def imported(original: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.partition(".")[0] != "triton":
+            return original(name, *arguments, **keywords)
+        count()
+        return _Idle()
+
+    replace(builtins, "__import__", imported, from_package("torchtitan"))
+
+
+@shim(POINTS, "torchtitan.device_is_cpu", "", CPU)
+def _device_is_cpu(count: Count) -> None:
+    """It takes CUDA for the device of a machine without an accelerator."""
+    import torch._utils
+
+    cpu = answering(count, "cpu")
+    replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
+
+
+@shim(POINTS, "torchtitan.memory_of_cpu", "", CPU)
+def _memory_of_cpu(count: Count) -> None:
+    """Its Trainer logs the memory of the device, which torch.cpu has no functions for."""
+    import torch.cpu
+
+    vars(torch.cpu).update(
+        get_device_name=answering(count, "cpu"),
+        get_device_properties=answering(count, SimpleNamespace(total_memory=1)),
+        memory_stats=answering(count, {}),
+        reset_peak_memory_stats=answering(count, None),
+        empty_cache=answering(count, None),
+    )
+
+
+@shim(POINTS, "torchtitan.whole_numbers_counted", "<0.3", CPU)
+def _whole_numbers_counted(count: Count) -> None:
+    """It counts the tokens of each expert with torch.histc, which cannot count whole numbers on
+    a CPU."""
+    import torch
+
+    def counted(original: Any, numbers: Any, *arguments: Any, **keywords: Any) -> Any:
+        if numbers.is_floating_point():
+            return original(numbers, *arguments, **keywords)
+        count()
+        return original(numbers.float(), *arguments, **keywords).to(numbers.dtype)
+
+    replace(torch, "histc", counted, from_package("torchtitan"))
+
+
+POINTS += [
     *(
         Point(
             f"{package}.torchvision_operators",
             releases,
             BOTH,
-            "it imports torchvision, whose published wheel is for one release of torch and for "
+            "It imports torchvision, whose published wheel is for one release of torch and for "
             "CUDA: beside another torch its operators cannot be loaded, and nothing here calls "
             "them",
             _torchvision_operators,
@@ -348,5 +303,5 @@ POINTS = (
             ("open-clip-torch", ""),
             ("timm", ""),
         )
-    ),
-)
+    )
+]

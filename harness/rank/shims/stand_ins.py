@@ -8,13 +8,29 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from harness.bugs.api.spec import Lane
+from harness.bugs.api.spec import Lane, Point
 from harness.rank import cuda_on_cpu
 from harness.rank.replacement import from_package, replace
 
 BOTH = (Lane.CPU, Lane.GPU)
 CPU = (Lane.CPU,)
 Count = Callable[[], None]
+
+
+Install = Callable[[Count], None]
+
+
+def shim(
+    points: list[Point], name: str, releases: str, lanes: tuple[Lane, ...]
+) -> Callable[[Install], Install]:
+    """Declare a function as the installation of a shim; its docstring says why it is needed."""
+
+    def declare(install: Install) -> Install:
+        why = " ".join((install.__doc__ or "").split()).removesuffix(".")
+        points.append(Point(name, releases, lanes, why, install))
+        return install
+
+    return declare
 
 
 def getter(module: str, count: Count, names: Mapping[str, Any]) -> Callable[[str], Any]:

@@ -37,7 +37,7 @@ RELATIONS = {
     "buffers": ("buffers",),
 }
 """By the name that users write, relations that the script's model must satisfy: those of
-``models``, and that of ``rank/buffers``."""
+``models``, and one on buffers that is asked here alone."""
 
 
 @dataclass(frozen=True)

@@ -269,15 +269,14 @@ def _on_gradient(output: Any, note: Callable[[], None]) -> bool:
 def training_modes(module: Any) -> set[bool]:
     """Whether what depends on the training mode, dropout and batch norms, is in that mode; empty if
     a module has none."""
-    parts = [part for part in module.modules() if drops(part) or _averages(part)]
+    from torch.nn.modules.batchnorm import _BatchNorm  # FrozenBatchNorm2d is none
+
+    parts = [
+        part
+        for part in module.modules()
+        if drops(part) or (isinstance(part, _BatchNorm) and part.running_mean is not None)
+    ]
     return {any(part.training for part in parts)} if parts else set()
-
-
-def _averages(part: Any) -> bool:
-    """Whether it is a batch norm that has averages. Those of FrozenBatchNorm2d never change."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return isinstance(part, _BatchNorm) and part.running_mean is not None
 
 
 def _inner(module: Any) -> Any:
