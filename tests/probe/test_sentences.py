@@ -52,13 +52,12 @@ def test_the_schedule_of_accelerate_excuses_no_layout_on_one_rank() -> None:
 
 
 @pytest.fixture
-def changed(tmp_path: Path, probing: Probing):  # type: ignore[no-untyped-def]
+def changed(probing: Probing):  # type: ignore[no-untyped-def]
     """Probes the DDP loop with ``new`` instead of ``old`` in its text."""
 
     def changed(old: str, new: str, settings: Settings, options: str = ""):  # type: ignore[no-untyped-def]
         assert old in DDP
-        (tmp_path / "train.py").write_text(DDP.replace(old, new))
-        return probing(str(tmp_path / "train.py"), f"{GIVEN} {options}", settings)
+        return probing(DDP.replace(old, new), f"{GIVEN} {options}", settings)
 
     return changed
 

@@ -4,7 +4,6 @@ for GPUs only, normalises over the rows of all ranks."""
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,17 @@ from harness.rank.probe.findings.unlike import (
     unlike_by_design,
 )
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
-from tests.probe.probing import SCRIPTS, Probing, first_broken, layout, refused, require_right
+from tests.probe.probing import (
+    BEGIN,
+    GIVEN,
+    SCRIPTS,
+    Probing,
+    first_broken,
+    layout,
+    refused,
+    require_right,
+    with_bug,
+)
 
 MASKED = """
 class Masked(nn.Module):
@@ -98,51 +107,39 @@ def test_a_loss_that_draws_has_no_answer(probing: Probing) -> None:
 @pytest.mark.slow
 @pytest.mark.launch
 def test_a_model_that_draws_masks_has_no_answer_unless_its_ranks_have_gradients_of_their_own(
-    probing: Probing, tmp_path: Path
+    probing: Probing,
 ) -> None:
     text = (SCRIPTS / "ddp.py").read_text()
     text = text.replace("\nmodel", MASKED, 1).replace("nn.Dropout(options.dropout)", "Masked()")
     text = text.replace("\nsampler =", "\ntorch.manual_seed(rank)\nsampler =", 1)
-    (tmp_path / "train.py").write_text(text)
     settings = Settings(layouts=("ranks",))
-    arguments = "--batch-size {rows} --accum {k}"
-    answers = probing(str(tmp_path / "train.py"), arguments, settings)
+    answers = probing(text, GIVEN, settings)
     assert layout(answers, "ranks").no_answer.startswith("the model draws random numbers itself")
-    bug = [*arguments.split(), "--bug", "no all-reduce"]
-    answers = probing(str(tmp_path / "train.py"), bug, settings)
+    answers = probing(text, with_bug("no all-reduce"), settings)
     assert first_broken(answers)["ranks"][0] == "gradient"
 
 
-EQUAL_ROWS = """
-import argparse
-import torch
-from torch import distributed as dist, nn
-from torch.nn.functional import cross_entropy, normalize
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int)
-size = parser.parse_args().batch_size
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+EQUAL_ROWS = (
+    BEGIN
+    + """
+size = int(sys.argv[1])
+model = DDP(nn.Linear(8, 8))
 optimizer = torch.optim.AdamW(model.parameters())
 rows = torch.randn(1, 8).expand(size, 8).contiguous()
 for _ in range(4):
-    embedded = normalize(model(rows), dim=-1)
+    embedded = nn.functional.normalize(model(rows), dim=-1)
     cross_entropy(10 * embedded @ embedded.T, torch.arange(size)).backward()
     optimizer.step()
     optimizer.zero_grad()
 """
+)
 
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_gradients_that_are_only_rounding_give_no_answer(probing: Probing, tmp_path: Path) -> None:
+def test_gradients_that_are_only_rounding_give_no_answer(probing: Probing) -> None:
     """With equal rows, the gradient of a contrastive loss is only rounding, in every layout."""
-    (tmp_path / "train.py").write_text(EQUAL_ROWS)
-    answers = probing(
-        str(tmp_path / "train.py"), "--batch-size {rows}", Settings(layouts=("ranks",))
-    )
+    answers = probing(EQUAL_ROWS, "{rows}", Settings(layouts=("ranks",)))
     assert layout(answers, "ranks").no_answer.startswith("hardly a gradient of the reference")
     assert not any("times as fast" in note for note in answers.notes)
 
@@ -177,13 +174,9 @@ def test_a_dead_layer_is_not_tested_and_frozen_whole_numbers_do_no_harm(probing:
     assert dead in answers.not_tested
 
 
-NORMS = """
-import sys, torch
-from torch import nn
-
-torch.manual_seed(0)
-torch.distributed.init_process_group("nccl")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+NORMS = (
+    BEGIN.replace('"gloo"', '"nccl"')
+    + """
 torch.cuda.set_device(rank)
 data, labels = torch.randn(96, 3, 4, 4), torch.randn(96, 1)
 model = nn.Sequential(
@@ -192,7 +185,7 @@ model = nn.Sequential(
 ).cuda()
 if sys.argv[3] == "synchronized":
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-run = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+run = DDP(model, device_ids=[rank])
 rows, k = map(int, sys.argv[1:3])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for step in range(6):
@@ -200,13 +193,14 @@ for step in range(6):
     for micro in range(k):
         start = ((step * k + micro) * world + rank) * rows
         x, y = data[start :][:rows].cuda(), labels[start :][:rows].cuda()
-        (nn.functional.mse_loss(run(x), y) / k).backward()
+        (mse_loss(run(x), y) / k).backward()
     optimizer.step()
     model.eval()
     with torch.no_grad():
         model(data[:4])
     model.train()
 """
+)
 
 
 @pytest.mark.launch
