@@ -16,28 +16,22 @@ from dataclasses import replace
 from harness.bugs import catalog
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
-from harness.training.probe import signatures
 from harness.training.probe.prober import Prober
 from tests.overlays import lent
+from tests.probe.upgrades import broken_loops
 
 
 def main(names: list[str]) -> int:
     print("| bug | place | files with the bug | s |\n| --- | --- | --- | --- |")
     with ExitStack() as loans, Pool() as pool:
-        for name in names or catalog.sound():
-            signature = signatures.read(catalog.folder(name))
-            if signature is None or signature.loop is None or signature.loop.on_gpus:
-                continue
-            if "buggy" not in signature.recorded:
-                continue
-            layouts = {one.layout for one in signature.recorded["buggy"].shown if not one.note}
+        for name, loop, layouts in broken_loops(names):
             if not layouts:
                 continue
             began = time.monotonic()
             try:
                 site = loans.enter_context(lent(name, "buggy"))["buggy"].site
-                settings = replace(signature.loop.settings(), where=True)
-                answers = Prober(pool, site).probe(signature.loop.target(), settings)
+                settings = replace(loop.settings(), where=True)
+                answers = Prober(pool, site).probe(loop.target(), settings)
                 place = answers.where.sentence if answers.where else "nothing is BROKEN"
             except HarnessError as error:
                 place = f"no answer: {' '.join(str(error).split())[:120]}"

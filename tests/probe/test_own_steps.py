@@ -134,7 +134,7 @@ ZERO, INFINITE = numpy.array([0.0, 0.0]), {"weight": numpy.array([3.0, numpy.inf
 def test_a_step_that_cannot_be_judged_is_not_noted(
     rate: float, settings: dict[str, Any], gradient: Any
 ) -> None:
-    run = [step.but(grad=gradient) for step in steps(rate, rate, **settings)]
+    run = [step.copy(grad=gradient) for step in steps(rate, rate, **settings)]
     assert not list(notes_on_steps(run))
 
 

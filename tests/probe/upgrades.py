@@ -98,25 +98,26 @@ def main(names: list[str]) -> int:
 
 def upgrades(names: list[str], loans: ExitStack) -> Iterator[Upgrade]:
     """The upgrades to bugs, and those that change nothing. ``loans`` keep their overlays."""
-    for name in names or catalog.sound():
-        signature = signatures.read(catalog.folder(name))
-        if signature is None or signature.loop is None or signature.loop.on_gpus:
-            continue
-        if "buggy" not in signature.recorded:
-            continue
-        signature_layouts = {
-            one.layout for one in signature.recorded["buggy"].shown if not one.note
-        }
-        if "fixed" in signature.recorded and (
-            layouts := tuple(sorted(DIVIDED & signature_layouts))
-        ):
+    for name, loop, broken in broken_loops(names):
+        if layouts := tuple(sorted(DIVIDED & broken)):
             sides = loans.enter_context(lent(name, "fixed", "buggy"))
             sites = sides["fixed"].site, sides["buggy"].site
-            yield Upgrade(name, replace(signature.loop, layouts=layouts), sites, True)
+            yield Upgrade(name, replace(loop, layouts=layouts), sites, True)
     for loop, first, second, both in NOTHING if not names else ():
         sites = _site({**first, **both}, loans), _site({**second, **both}, loans)
         title = f"{pins.describe(first)} to {next(iter(second.values()))}"
         yield Upgrade(title, replace(loop, layouts=(BOTH,)), sites, changes=False)
+
+
+def broken_loops(names: list[str]) -> Iterator[tuple[str, Loop, set[str]]]:
+    """The bugs that a loop of ours shows on a CPU: the loop, and the layouts that it breaks."""
+    for name in names or catalog.sound():
+        signature = signatures.read(catalog.folder(name))
+        if signature is None or signature.loop is None or signature.loop.on_gpus:
+            continue
+        if "buggy" in signature.recorded:
+            shown = signature.recorded["buggy"].shown
+            yield name, signature.loop, {one.layout for one in shown if not one.note}
 
 
 def _site(releases: Releases, loans: ExitStack) -> Path:

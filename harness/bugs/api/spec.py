@@ -455,7 +455,7 @@ class Point:
 
     @property
     def upstream(self) -> str:
-        return self.name.partition(".")[0]
+        return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -189,11 +189,11 @@ class Step:
     remarks: list[str] = field(default_factory=list)
     """Lines for the report."""
 
-    def of(self, quantity: str) -> dict[str, Any]:
+    def tensors(self, quantity: str) -> dict[str, Any]:
         """A quantity of each parameter: ``grad``, ``raw``, ``update``, ``before`` or ``state``."""
         return getattr(self, quantity) or {}
 
-    def but(self, **changes: Any) -> Step:
+    def copy(self, **changes: Any) -> Step:
         """The same with other values."""
         return replace(self, **changes)
 

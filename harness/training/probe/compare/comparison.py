@@ -203,14 +203,12 @@ def uneven(ratios: Sequence[tuple[float, float]]) -> Iterator[str]:
 def _shaped(step: Step, expected: Step) -> Step:
     """A step with the reference's shapes where sizes agree: FSDP1 flattens a parameter even where a
     rank has all of it."""
-
     shaped = {}
     for kind in OF_VALUES:
-        likes = {n: e for n, e in expected.of(kind).items() if n in step.of(kind)}
-        fitting = {n: step.of(kind)[n] for n, e in likes.items() if step.of(kind)[n].size == e.size}
-        reshaped = {n: tensor.reshape(likes[n].shape) for n, tensor in fitting.items()}
-        shaped[kind] = {**step.of(kind), **reshaped}
-    return step.but(**shaped)
+        tensors, likes = step.tensors(kind), expected.tensors(kind)
+        fitting = (n for n in likes if n in tensors and tensors[n].size == likes[n].size)
+        shaped[kind] = {**tensors, **{n: tensors[n].reshape(likes[n].shape) for n in fitting}}
+    return step.copy(**shaped)
 
 
 def _until(comparison: Compared, step: int, problem: str = FEWER) -> Compared:
@@ -242,7 +240,7 @@ def rows_after_resume(run: Run, reference_steps: Sequence[Step]) -> str:
 
 def _why_infinite(step: Step) -> str:
     """Why nothing can be compared with this step of a reference; empty if it is finite."""
-    if off := _infinite(step.of("raw")) or _infinite(step.grad):
+    if off := _infinite(step.tensors("raw")) or _infinite(step.grad):
         causes = ["its first gradients are not finite"]
         if lost := [name for name, largest in step.largest.items() if not largest < LARGE]:
             causes.append(

@@ -107,8 +107,8 @@ def _unlike_ranks(moment: Moment, quantity: str) -> str:
     """The message that ranks have unlike gradients, with their mean; empty if not."""
     if moment.layout.world == 1 or moment.same_rows:
         return ""
-    expected, rounding = moment.expected.of(quantity), moment.spread(quantity)
-    tensors, *others = (one.of(quantity) for one in moment.ranks)
+    expected, rounding = moment.expected.tensors(quantity), moment.spread(quantity)
+    tensors, *others = (one.tensors(quantity) for one in moment.ranks)
     if not any(
         compare.astray(other, {**expected, **tensors}, {**dict.fromkeys(tensors, 0.0), **rounding})
         for other in others
@@ -135,7 +135,7 @@ def excused_gradients(moment: Moment, faults: Iterable[Broken]) -> list[Broken]:
         return []
     for fault in excused:
         quantity = moment.gradient_quantity if fault.relation == "gradient" else "grad"
-        expected = {name: moment.expected.of(quantity)[name] for name in fault.parameters}
+        expected = {name: moment.expected.tensors(quantity)[name] for name in fault.parameters}
         mean = moment.mean(quantity, expected)
         if compare.astray(mean, expected, moment.spread(quantity)):
             return []

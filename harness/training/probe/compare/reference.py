@@ -52,7 +52,7 @@ def without_cleared(run: Run, expected: Sequence[Step] = (), same_rows: bool = F
             return step  # DeepSpeed clears the 16-bit gradients that it has added up in fp32
         left = [micro for n, micro in enumerate(rows) if n >= cleared and n not in unused]
         remainders = {n: getattr(step, n)[count:] for n, count in step.cleared.items()}
-        return step.but(**remainders | {"rows": left or rows[cleared:]})
+        return step.copy(**remainders | {"rows": left or rows[cleared:]})
 
     gone: dict[int, list[Step]] = {}
     for number, step in enumerate(zip(*run.ranks, strict=False)):
@@ -97,11 +97,11 @@ def as_one(run: Run, same_rows: bool) -> Run:
 
 def _together(ranks: Sequence[Step], same_rows: bool) -> Step:
     losses = [sum(one.losses) for one in ranks if one.losses]
-    return ranks[0].but(
+    return ranks[0].copy(
         **{
-            key: {n: v for one in reversed(ranks) for n, v in one.of(key).items()}
+            key: {n: v for one in reversed(ranks) for n, v in one.tensors(key).items()}
             for key in BY_NAME
-            if any(one.of(key) for one in ranks)
+            if any(one.tensors(key) for one in ranks)
         },
         several_ranks=True,
         left=0.0,
@@ -140,9 +140,9 @@ class Reference:
             if coarse := self.steps[step].coarse / 2:
                 single = [name for name, value in expected.items() if value.size == 1]
                 earlier = self.steps[: step + 1] if quantity == "update" else [self.steps[step]]
+                every = [each.tensors(quantity) for each in earlier]
                 for name in single:
-                    values = [e.of(quantity)[name] for e in earlier if name in e.of(quantity)]
-                    size = max(map(compare.length, values))
+                    size = max(compare.length(each[name]) for each in every if name in each)
                     spreads[name] = max(spreads[name], coarse * size)
             if quantity in ("update", "before"):  # at least an ulp of the largest weight
                 eps, largest = self.steps[step].eps, self.steps[step].largest
@@ -163,7 +163,7 @@ class Reference:
 
     def _by_parameter(self, steps: Sequence[Step], step: int, quantity: str) -> Any:
         """A quantity of each parameter at a step; of updates, only the certain values."""
-        tensors = steps[step].of(quantity)
+        tensors = steps[step].tensors(quantity)
         return compare.masked(tensors, self.certain(step)) if quantity == "update" else tensors
 
     def certain(self, step: int) -> dict[str, Any]:
@@ -283,11 +283,11 @@ class Moment:
     def astray(self, quantity: str, keep: Mapping[str, Any] | None = None) -> dict[int, list[str]]:
         """By rank, the parameters of which it has another quantity than the reference. ``keep`` has
         masks of the values that are compared."""
-        keep = keep or {}
-        expected, rounding = compare.masked(self.expected.of(quantity), keep), self.spread(quantity)
+        keep, rounding = keep or {}, self.spread(quantity)
+        expected = compare.masked(self.expected.tensors(quantity), keep)
         off = {
             rank: compare.astray(
-                compare.masked(self.owned(rank, one.of(quantity)), keep),
+                compare.masked(self.owned(rank, one.tensors(quantity)), keep),
                 self.owned(rank, expected),
                 rounding,
             )
@@ -297,12 +297,12 @@ class Moment:
 
     def pair(self, rank: int, quantity: str) -> tuple[Named, Named]:
         """A quantity of a rank, and what it should be."""
-        return self.ranks[rank].of(quantity), self.owned(rank, self.expected.of(quantity))
+        return self.ranks[rank].tensors(quantity), self.owned(rank, self.expected.tensors(quantity))
 
     def mean(self, quantity: str, expected: Named) -> Named:
         """The mean of a quantity over the ranks, with the names of ``expected``."""
         return {
-            name: sum(one.of(quantity).get(name, tensor * 0) for one in self.ranks)
+            name: sum(one.tensors(quantity).get(name, tensor * 0) for one in self.ranks)
             / self.layout.world
             for name, tensor in expected.items()
         }
@@ -321,15 +321,15 @@ def joined(ranks: Sequence[Step], expected: Step) -> list[Step]:
     names = {name for step in ranks for name in step.starts}
     steps = list(ranks)
     for kind in OF_VALUES if names else ():
-        by_rank = [dict(step.of(kind)) for step in ranks]
-        for name in names & set(expected.of(kind)):
-            starts = [step.starts.get(name, 0) for step in ranks if name in step.of(kind)]
+        by_rank = [dict(step.tensors(kind)) for step in ranks]
+        for name in names & set(expected.tensors(kind)):
+            starts = [step.starts.get(name, 0) for step in ranks if name in step.tensors(kind)]
             owners = [tensors for tensors in by_rank if name in tensors]
             pieces = [(n, owner[name].ravel()) for n, owner in zip(starts, owners, strict=True)]
             for owner, piece in zip(owners, pieces, strict=True):
-                whole = _whole([*pieces, piece], expected.of(kind)[name])
+                whole = _whole([*pieces, piece], expected.tensors(kind)[name])
                 owner[name] = owner[name] if whole is None else whole
-        steps = [step.but(**{kind: of}) for step, of in zip(steps, by_rank, strict=True)]
+        steps = [step.copy(**{kind: of}) for step, of in zip(steps, by_rank, strict=True)]
     return steps
 
 
@@ -356,8 +356,8 @@ def as_in(expected: Step, steps: Sequence[Step]) -> list[Step]:
         return {rename(name): value for name, value in values.items()}
 
     return [
-        step.but(
-            **{what: of(step.of(what)) for what in BY_NAME if step.of(what)},
+        step.copy(
+            **{what: of(step.tensors(what)) for what in BY_NAME if step.tensors(what)},
             parts=[of(part) for part in step.parts],
         )
         for step in steps

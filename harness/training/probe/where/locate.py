@@ -109,10 +109,10 @@ def _watched(moment: Moment, session: Session, by_rank: bool) -> list[Run]:
 def _off(moment: Moment) -> float:
     """How far a gradient is from the reference's, as a part of it."""
     quantity = moment.gradient_quantity
-    expected = moment.owned(0, moment.expected.of(quantity))
+    expected = moment.owned(0, moment.expected.tensors(quantity))
     off = []
     for step in moment.ranks:
-        gradient = step.of(quantity)
+        gradient = step.tensors(quantity)
         difference = {n: gradient[n] - t if n in gradient else t for n, t in expected.items()}
         off.append(compare.norm(difference))
     size = compare.norm(expected)
@@ -149,7 +149,7 @@ def _by_factor(evidence: Evidence, moment: Moment, by_rank: bool) -> Place | Non
 def stage_of_gradients(moment: Moment) -> Place:
     """The stage in which a gradient becomes wrong, by those of the micro-batches."""
     quantity = moment.gradient_quantity
-    expected = moment.expected.of(quantity)
+    expected = moment.expected.tensors(quantity)
     if moment.same_rows and moment.layout.world > 1:
         return undetermined("the ranks have parts of the model, not of the rows")
     if not all(any(one.parts) for one in moment.ranks):
@@ -162,7 +162,7 @@ def stage_of_gradients(moment: Moment) -> Place:
     if not compare.astray(mean, expected, moment.spread(quantity)):
         return _after_backward(moment)
     part = compare.share(mean, expected)
-    reduced = compare.share(moment.ranks[0].of(quantity), expected)
+    reduced = compare.share(moment.ranks[0].tensors(quantity), expected)
     if part.is_factor and part.aside < FACTOR:
         summed = near(part.ratio * moment.layout.rank_factor, 1.0, within=NEAR)
         if summed and not near(reduced.ratio, part.ratio, share=NEAR):
@@ -180,7 +180,7 @@ def _after_backward(moment: Moment) -> Place:
         return of_stage(Stage.ACCUMULATION)
     if moment.layout.k == 1:
         return of_stage(Stage.REDUCTION)
-    weights = weights_in(moment, moment.ranks[0].of(moment.gradient_quantity))
+    weights = weights_in(moment, moment.ranks[0].tensors(moment.gradient_quantity))
     by_rank = ([w for (r, _), w in weights.items() if r == n] for n in range(len(moment.ranks)))
     several = [each for each in by_rank if len(each) > 1]
     if several and all(map(are_level, several)):
