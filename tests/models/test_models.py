@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,9 +335,8 @@ def test_a_mistake_is_one_line_with_the_choices(
     site = transformers(tmp_path)
     words = [_written(word, tmp_path) for word in words]
     if "--pins" not in words:
-        monkeypatch.setattr(
-            stack, "find_spec", lambda _: _Spec(str(site / "transformers" / "__init__.py"))
-        )
+        spec = SimpleNamespace(origin=str(site / "transformers" / "__init__.py"))
+        monkeypatch.setattr(stack, "find_spec", lambda _: spec)
     with pytest.raises(UserError, match=message) as raised:
         command.main(words)
     assert "\n" not in str(raised.value)
@@ -354,11 +354,6 @@ def test_a_model_of_no_recorded_release_is_refused_before_the_index_is_read(
         command.main(["lama"])
     with pytest.raises(AssertionError, match="was read"):
         command.main(["llama"])
-
-
-class _Spec:
-    def __init__(self, origin: str) -> None:
-        self.origin = origin
 
 
 ROWS = [
