@@ -66,8 +66,8 @@ def test_ranks_of_several_kinds_see_the_rows_of_the_reference(
 def begun(*parts: list[float]) -> Any:
     """The fault of ranks that begin with these parts of a weight, 1 to 6 in the reference."""
     whole = numpy.arange(1.0, 7.0).reshape(3, 2)
-    sizes = {"eps": {"up": 1e-7}, "largest": {"up": 6.0}}
-    reference = Step(update={"up": whole}, before={"up": whole}, **sizes)
+    reference = Step(eps={"up": 1e-7}, largest={"up": 6.0})
+    reference.update = reference.before = {"up": whole}
     arrays = ({"up": numpy.array(values)} for values in parts)
     records = [Step(update=array, before=array) for array in arrays]
     layout = Layout("ranks", RANKS, len(parts))
@@ -163,8 +163,8 @@ def test_the_rounding_of_a_single_value_is_that_of_its_largest_update() -> None:
 
     def single_value(update: float) -> Step:
         grad, arrays = {"b": numpy.array([1.0])}, {"b": numpy.array([update])}
-        sizes = {"eps": {"b": 1e-7}, "largest": {"b": 0.1}}
-        return Step(grad=grad, update=arrays, coarse=2.0**-10, **sizes)
+        step = Step(eps={"b": 1e-7}, largest={"b": 0.1})
+        return step.copy(grad=grad, update=arrays, coarse=2.0**-10)
 
     reference = Reference([single_value(0.01), single_value(0.0004)], [])
     assert reference.spread(1, "update")["b"] == pytest.approx(2.0**-11 * 0.01)

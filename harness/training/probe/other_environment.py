@@ -67,11 +67,9 @@ def _other_defaults(step: Step, expected: Step) -> Iterator[str]:
             if name in expected.settings
         ),
         ("the norm to which the engine clips gradients is", step.clipping, expected.clipping),
-        (
-            "the model computes in",
-            *(PRECISIONS.get(one.coarse, "16 bits") for one in (step, expected)),
-        ),
     ]
+    computed, expected_type = (PRECISIONS.get(one.coarse, "16 bits") for one in (step, expected))
+    facts.append(("the model computes in", computed, expected_type))
     for text, value, expected_value in facts:
         if value != expected_value:
             middle = " in" * text.endswith(" in")
