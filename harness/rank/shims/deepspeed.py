@@ -20,7 +20,7 @@ from harness.rank.cuda_on_cpu.functions import FACTORIES
 from harness.rank.cuda_on_cpu.streams import Event, Stream
 from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
-from harness.rank.shims.stand_ins import BOTH, CPU, Count, answering, shim
+from harness.rank.shims.stand_ins import BOTH, CPU, Count, constant, shim
 
 COUNTED = (
     "torch.cuda.set_device", "torch.cuda.synchronize", "torch.cuda.reset_peak_memory_stats",
@@ -134,7 +134,7 @@ def _gloo_for_ccl(count: Count) -> None:
     """Their CPU accelerator selects oneCCL; gloo is used instead."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    CPU_Accelerator.communication_backend_name = answering(count, "gloo")
+    CPU_Accelerator.communication_backend_name = constant(count, "gloo")
 
 
 @shim(POINTS, "deepspeed.cpu_events", ">=0.9,<0.10.1", CPU)
@@ -161,7 +161,7 @@ def _cpu_streams(count: Count) -> None:
     0.13 only on one rank)."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator  # type: ignore[import-not-found]
 
-    stream = answering(count, Stream())
+    stream = constant(count, Stream())
     CPU_Accelerator.current_stream = CPU_Accelerator.default_stream = stream
 
 
@@ -170,7 +170,7 @@ def _cpu_new_streams(count: Count) -> None:
     """Their CPU accelerator has None for a new stream, which activation checkpointing makes."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    CPU_Accelerator.Stream = property(lambda _: answering(count, Stream()))
+    CPU_Accelerator.Stream = property(lambda _: constant(count, Stream()))
 
 
 @shim(POINTS, "deepspeed.cpu_zero3", ">=0.9,<0.10.1", CPU)
@@ -187,7 +187,7 @@ def _cpu_zero3(count: Count) -> None:
             count()
 
     replace(torch.Tensor, "record_stream", record)
-    CPU_Accelerator.memory_stats = answering(count, Counter[str]())
+    CPU_Accelerator.memory_stats = constant(count, Counter[str]())
 
 
 @shim(POINTS, "deepspeed.fp16_on_cpu", ">=0.9", CPU)
@@ -204,7 +204,7 @@ def _fp16_on_cpu(count: Count) -> None:
         count()
         return list(dict.fromkeys([*supported_dtypes(self), torch.float16]))
 
-    CPU_Accelerator.is_fp16_supported = answering(count, True)
+    CPU_Accelerator.is_fp16_supported = constant(count, True)
     CPU_Accelerator.supported_dtypes = with_fp16
 
 
@@ -219,7 +219,7 @@ def _flatten_helper(count: Count) -> None:
         flatten=torch._utils._flatten_dense_tensors, unflatten=torch._utils._unflatten_dense_tensors
     )
 
-    UtilsBuilder.load = answering(count, helpers)
+    UtilsBuilder.load = constant(count, helpers)
 
 
 @shim(POINTS, "deepspeed.gather_into_detached", ">=0.9", CPU)

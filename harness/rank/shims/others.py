@@ -19,7 +19,7 @@ from harness.bugs.api.spec import Point
 from harness.rank.cuda_on_cpu import streams
 from harness.rank.replacement import from_package, replace
 from harness.rank.shims import stand_ins
-from harness.rank.shims.stand_ins import BOTH, CPU, Count, answering, shim
+from harness.rank.shims.stand_ins import BOTH, CPU, Count, constant, shim
 
 NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 """The signature of the operators that torchvision must find declared when it is imported."""
@@ -202,7 +202,7 @@ def _fsdp_on_cpu(count: Count) -> None:
     import torch.cpu
     import torch.distributed as dist
 
-    begin = {"__init__": answering(count, None)}
+    begin = {"__init__": constant(count, None)}
     for idle in (streams.Stream, streams.Event):
         setattr(torch.cpu, idle.__name__, type(idle.__name__, (idle,), begin))
     names = dict.fromkeys(("_default_cpu_stream", "_current_stream"), streams.Stream())
@@ -249,7 +249,7 @@ def _device_is_cpu(count: Count) -> None:
     """It takes CUDA for the device of a machine without an accelerator."""
     import torch._utils
 
-    cpu = answering(count, "cpu")
+    cpu = constant(count, "cpu")
     replace(torch._utils, "_get_available_device_type", cpu, from_package("torchtitan"))
 
 
@@ -259,11 +259,11 @@ def _memory_of_cpu(count: Count) -> None:
     import torch.cpu
 
     vars(torch.cpu).update(
-        get_device_name=answering(count, "cpu"),
-        get_device_properties=answering(count, SimpleNamespace(total_memory=1)),
-        memory_stats=answering(count, {}),
-        reset_peak_memory_stats=answering(count, None),
-        empty_cache=answering(count, None),
+        get_device_name=constant(count, "cpu"),
+        get_device_properties=constant(count, SimpleNamespace(total_memory=1)),
+        memory_stats=constant(count, {}),
+        reset_peak_memory_stats=constant(count, None),
+        empty_cache=constant(count, None),
     )
 
 

@@ -54,7 +54,7 @@ def module(name: str, count: Count, **names: Any) -> ModuleType:
     return stand_in
 
 
-def answering(count: Count, answer: Any) -> Callable[..., Any]:
+def constant(count: Count, answer: Any) -> Callable[..., Any]:
     """A function that counts its calls, and returns this answer."""
 
     def call(*_: Any, **__: Any) -> Any:
