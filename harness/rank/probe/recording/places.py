@@ -44,8 +44,8 @@ class Places:
         self._record, self._model, self._step = record, model, step
         self._names: dict[int, str] = {}
         """By the id of a module, its name in the model."""
-        self._calls: list[tuple[Any, int]] = []
-        """The modules that are called now, with the numbers of their calls."""
+        self._calls: list[tuple[Any, tuple[str, int]]] = []
+        """The modules that are called now, with their names and the numbers of their calls."""
         self._makers: dict[Any, list[tuple[dict[str, Any], str]]] = {}
         """By the node of autograd that makes a tensor: the calls of modules that returned it in
         this forward pass, each with its label of the tensor."""
@@ -80,7 +80,7 @@ class Places:
         views = [(label, self._watched(entry, f"in {label} 0", value)) for label, value in pairs]
         event.arguments = [view for _, view in views[: len(names)]]
         event.keywords = dict(views[len(names) :])
-        self._calls.append((event.owner, entry["number"]))
+        self._calls.append((event.owner, (name, entry["often"])))
         try:
             output = call()
         finally:
@@ -125,7 +125,6 @@ class Places:
         earlier = [one for one in step.places if one["name"] == name]
         entry = {
             "name": name,
-            "number": len(step.places),
             "often": sum(one["micro_batch"] == micro_batch for one in earlier),
             "micro_batch": micro_batch,
             "parent": self._calls[-1][1] if self._calls else None,

@@ -63,21 +63,14 @@ class Recorded:
     samples: dict[Key, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
     """The first call of a module, by its name and its number in a micro-batch."""
-    parents: dict[tuple[str, int], tuple[str, int] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         steps = [steps[-1] for steps in self.run.ranks]
         for rank, step in enumerate(steps):
             rows = steps[0].rows if self.same_rows else step.rows
-            calls = step.places
-            for call in calls:
+            for call in step.places:
                 name = call["name"], call["often"]
-                if name not in self.calls:
-                    self.calls[name] = call
-                    parent = call["parent"]
-                    self.parents[name] = (
-                        None if parent is None else (calls[parent]["name"], calls[parent]["often"])
-                    )
+                self.calls.setdefault(name, call)
                 number = call["micro_batch"]
                 for gradient in (False, True) if number < len(rows) else ():
                     for label, digest in call["gradients" if gradient else "digests"].items():

@@ -124,7 +124,7 @@ def _place(evidence: Evidence, key: Key) -> Place:
     from_itself = key.is_input == key.gradient
     if from_itself and not _blind(evidence, key):
         return _named(evidence, name, Stage.BACKWARD if key.gradient else Stage.FORWARD)
-    parent = evidence.recorded.parents[name]
+    parent = evidence.recorded.calls[name]["parent"]
     direction = Stage.BACKWARD if key.gradient else Stage.FORWARD
     call = evidence.recorded.calls[name]
     if key.gradient and not from_itself and _is_of_loss(evidence, key):
@@ -151,10 +151,10 @@ def _is_of_loss(evidence: Evidence, key: Key) -> bool:
     """Whether only a loss can give an output the wrong part of its gradient: the model returns the
     output, or its own code uses what a module deep inside returns."""
     name = key.module, key.often
-    parent = evidence.recorded.parents[name]
+    parent = evidence.recorded.calls[name]["parent"]
     if evidence.recorded.same_rows:  # a stage of a pipeline returns its output to another rank
         return False
-    is_deep = parent is not None and evidence.recorded.parents[parent] is not None
+    is_deep = parent is not None and evidence.recorded.calls[parent]["parent"] is not None
     return parent is None or (is_deep and key.label in evidence.recorded.calls[name]["used"])
 
 
@@ -168,7 +168,8 @@ def _blind(evidence: Evidence, key: Key) -> bool:
         if k[:2] == key[:2] and k.gradient == key.gradient and k.label.startswith(prefix)
     ]
     comparable = (is_comparable(k, evidence.recorded, evidence.reference) for k in sides)
-    return bool(sides) and not any(comparable) and evidence.recorded.parents[key[:2]] is not None
+    has_parent = evidence.recorded.calls[key[:2]]["parent"] is not None
+    return has_parent and bool(sides) and not any(comparable)
 
 
 def _named(
@@ -177,11 +178,11 @@ def _named(
     """A module as a place, with the line of its forward, or that of its call."""
     call = evidence.recorded.calls[name]
     file, own_line = call["source"]
-    parent = evidence.recorded.parents[name]
+    parent = evidence.recorded.calls[name]["parent"]
     while OF_TORCH in file and parent is not None:  # the line of the call says more
         file, line_of_parent = evidence.recorded.calls[parent]["source"]
         own_line, line = evidence.recorded.calls[name]["line"] or line_of_parent, 0
-        name, parent = parent, evidence.recorded.parents[parent]
+        name, parent = parent, evidence.recorded.calls[parent]["parent"]
     at, line = "", line or own_line
     if file and OF_TORCH not in file:  # in a package, by its path in site-packages
         short = file.rpartition(SITE)[2] if SITE in file else Path(file).name
