@@ -12,12 +12,15 @@ import json
 import sys
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.rank.guard.trainings import checked_step
+from harness.rank.training.parameters import Accumulation
 
 STEPS = 24
 TIMED_STEPS = 500
@@ -37,8 +40,22 @@ class Counting(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
+class CountedAccumulation(Accumulation):
+    """Torch does not say which hooks a node of its graph has."""
+
+    open: ClassVar[set[Accumulation]] = set()
+
+    def __init__(self, parameter: Any, function: Any) -> None:
+        super().__init__(parameter, function)
+        self.open.add(self)
+
+    def remove(self) -> None:
+        super().remove()
+        self.open.remove(self)
+
+
 def hooks(model: nn.Module) -> int:
-    """The hooks on parameters, modules, and all modules."""
+    """The hooks on parameters and where their gradients are added, on modules, and all modules."""
     on_parameters = sum(
         len(p._backward_hooks or {}) + len(p._post_accumulate_grad_hooks or {})  # type: ignore[attr-defined]
         for p in model.parameters()
@@ -47,7 +64,7 @@ def hooks(model: nn.Module) -> int:
     on_modules = sum(len(getattr(m, name)) for m in model.modules() for name in names)
     everywhere = nn.modules.module
     on_all = sum(len(getattr(everywhere, f"_global{name}")) for name in names)
-    return on_parameters + on_modules + on_all
+    return on_parameters + len(CountedAccumulation.open) + on_modules + on_all
 
 
 def main() -> None:
@@ -59,6 +76,7 @@ def main() -> None:
         from harness.rank import guard
         from harness.rank.guard.settings import Settings
 
+        checked_step.Accumulation = CountedAccumulation  # type: ignore[attr-defined]
         guard.start(Settings(every=10**9, quiet=True))
         guards = guard._guards
         mailbox = guards[0].account.mailbox
