@@ -1,6 +1,7 @@
 """The versions that Poetry and conda write, as pip's specifiers.
 
-Both have alternatives, ``^1.2 || ^2.0``. pip has none, so the newest one counts.
+Both have alternatives, ``^1.2 || ^2.0``. pip has none, so the newest one counts. It is never
+written as an exact version, ``==2.0``: the project may have another one.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def of_poetry(constraint: str) -> str:
 
 
 def _newest(specifiers: Sequence[str]) -> str:
-    """The specifier that names the newest version, or any."""
+    """The specifier that names the newest version, or any; of several ones, as a range."""
 
     def newest(specifiers: str) -> Version:
         versions = [one.version.removesuffix(".*") for one in SpecifierSet(specifiers)]
         return max(map(Version, versions), default=Version("1!0"))
 
-    return max(specifiers, key=newest) if len(specifiers) > 1 else specifiers[0]
+    if len(specifiers) == 1:
+        return specifiers[0]
+    return re.sub(r"(?<!=)==([^=,*]+)(?=,|$)", r">=\1,<=\1", max(specifiers, key=newest))
 
 
 def python_of_poetry(constraint: str) -> str:

@@ -64,6 +64,7 @@ def test_the_lines_for_pip_are_those_of_a_requirements_file(
         ("pytorch>=2.1.*", "torch>=2.1"),
         ("pytorch 2.*,!=2.1.0", "torch==2.*,!=2.1.0"),
         ("pytorch *", "torch"),
+        ("pytorch 2.0.0|2.1.0", "torch>=2.1.0,<=2.1.0"),  # neither is certain
         ("pytorch[version='2.1.*', build=py_0]", "torch==2.1.*"),
         ('pytorch[version=">=2,<2.3"]', "torch>=2,<2.3"),
         ("pytorch=2.1[build=*cuda*]", "torch==2.1.*"),

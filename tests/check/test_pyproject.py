@@ -120,6 +120,7 @@ def test_a_constraint_of_poetry_becomes_a_specifier(
         ("2.* || 1.0 || ~=1.2", "up==2.*"),
         ("<1 || >=3", "up>=3"),
         ("1 || *", "up"),
+        ("1.0 || == 1.2", "up>=1.2,<=1.2"),  # not as exact as 1.2: an environment may have 1.0
     ],
 )
 def test_the_newest_of_poetrys_alternatives_counts_and_a_note_says_so(
