@@ -19,6 +19,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -35,10 +36,12 @@ parser.add_argument("--smoothing", type=float, default=0.0, help="of labels")
 parser.add_argument("--sinks", action="store_true", help="learnable ones in each head")
 parser.add_argument("--frozen", action="store_true", help="all but the sinks and the norms")
 parser.add_argument("--recompute", action="store_true", help="each layer")
+parser.add_argument("--bf16", action="store_true", help="with weights in fp32 that are stepped")
 parser.add_argument("--clip", type=float, default=0.0)
 parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
 options = parser.parse_args()
 
+dtype = torch.bfloat16 if options.bf16 else torch.float32
 VOCABULARY, LENGTH, HIDDEN, HEADS, LAYERS = 32, 8, 16, 4, 2
 on_gpu = torch.cuda.is_available()
 dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -74,7 +77,9 @@ config = TransformerConfig(
     num_attention_heads=HEADS,
     tensor_model_parallel_size=parts,
     pipeline_model_parallel_size=stages,
-    pipeline_dtype=torch.float32,
+    pipeline_dtype=dtype,
+    params_dtype=dtype,
+    bf16=options.bf16,
     use_cpu_initialization=True,
     init_method=drawn,
     output_layer_init_method=drawn,
@@ -100,6 +105,7 @@ for name, parameter in model.named_parameters():
     if name.endswith("softmax_offset"):
         heads = torch.linspace(-1, 1, HEADS).chunk(parts)
         parameter.data.copy_(heads[parallel_state.get_tensor_model_parallel_rank()])
+model = Float16Module(config, model) if options.bf16 else model
 buffers = DistributedDataParallelConfig(use_distributed_optimizer=options.sharded)
 model = DistributedDataParallel(config, buffers, model)
 settings = OptimizerConfig(
@@ -107,6 +113,8 @@ settings = OptimizerConfig(
     lr=1e-2 if options.optimizer == "adam" else 0.1,
     weight_decay=0.0,
     clip_grad=options.clip,
+    bf16=options.bf16,
+    params_dtype=dtype,
     use_distributed_optimizer=options.sharded,
 )
 optimizer = get_megatron_optimizer(settings, [model])

@@ -76,6 +76,9 @@ RIGHT = [
     (MEGATRON, f"{GPT} --replicas 2 --sharded", 2, {"gradients": 29, "replicas": 29}),
     (MEGATRON, f"{GPT} --replicas 2 --sharded --tied --clip 0.1", 2, {"gradients": 28}),
     (MEGATRON, f"{GPT} --replicas 2 --sharded", 4, {"gradients": 14}),
+    (MEGATRON, f"{GPT} --replicas 2 --bf16 --clip 0.1", 2, {"gradients": 29, "masters": 29}),
+    (MEGATRON, f"{GPT} --bf16", 2, {"gradients": 14, "masters": 29}),
+    (MEGATRON, f"{GPT} --replicas 2 --sharded --bf16", 2, {"gradients": 29, "masters": 29}),
     (MEGATRON, f"{GPT} --stages 2", 2, {"gradients": 17}),
     (MEGATRON, f"{GPT} --stages 2 --tied --accum 2", 2, {"replicas": 1}),
     (

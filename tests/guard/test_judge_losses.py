@@ -10,7 +10,7 @@ import torch
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.posts import Alarm, Post
-from tests.guard.judging import Change, judged, kinds, made_posts, on_all, with_losses
+from tests.guard.judging import Change, judged, kinds, later, made_posts, on_all, with_losses
 
 
 def alarms_of_step(change: Change, checks: int = 1, trainer: bool = False) -> list[Alarm]:
@@ -131,7 +131,7 @@ def test_alarms_of_a_step(changes: Any, expected: list[str]) -> None:
 @pytest.mark.parametrize("size", [2, 5])
 def test_factors_that_are_equal_are_all_named(size: int) -> None:
     """With as many ranks as micro-batches; 1/5**2 and 1/(5*5) may be rounded apart."""
-    (alarm,) = judge(made_posts(on_all(with_losses(*[1 / size**3] * size), size), size), Memory())
+    (alarm,) = judge(made_posts(on_all(with_losses(*[1 / size**3] * size), size), size), later())
     assert alarm.factors == ["1/(ranks*k)", "1/k**2"]
 
 
@@ -143,7 +143,7 @@ def test_number_that_may_be_a_weight_of_the_loop_is_no_count(
         with_losses(0.25, 0.25)(post)
         post.losses.weight = weight
 
-    memory = Memory()
+    memory = later()
     assert kinds(judged(change, memory)) == expected
     assert ("weight" in memory.not_seen) == (not expected)
 

@@ -54,6 +54,7 @@ from .steps import (
     NewOptimizer,
     NewScaler,
     NewSchedule,
+    NormedClip,
     PreparedSchedule,
     ScalerStep,
     Step,

@@ -41,6 +41,8 @@ class Clip(Event):
 
     limit: ClassVar[str] = "max_norm"
     """The name of the function's second parameter."""
+    has_norm_type: ClassVar[bool] = True
+    """Whether its third one is the order of the norm."""
 
     parameters: Sequence[Any]
     max_norm: Any
@@ -63,8 +65,10 @@ class Clip(Event):
             single = isinstance(parameters, torch.Tensor)
             parameters = [parameters] if single else list(parameters)  # it may be a generator
             limit, *others = arguments or (keywords.get(cls.limit),)
-            norm_type = keywords.get("norm_type", others[0] if others else 2.0)
-            event = cls(None, parameters, limit, float(norm_type or 0))
+            event = cls(None, parameters, limit)
+            if cls.has_norm_type:
+                norm_type = keywords.get("norm_type", others[0] if others else 2.0)
+                event.norm_type = float(norm_type or 0)
             return handlers.run(event, lambda: original(parameters, *arguments, **keywords))
 
         function = cls.function()
@@ -76,13 +80,27 @@ class Clip(Event):
 class ValueClip(Clip):
     """``clip_grad_value_`` is called. ``max_norm`` is its limit for a value."""
 
-    limit = "clip_value"
+    limit, has_norm_type = "clip_value", False
 
     @classmethod
     def function(cls) -> Any:
         import torch
 
         return torch.nn.utils.clip_grad_value_
+
+
+@dataclass
+class NormedClip(Clip):
+    """``clip_grads_with_norm_`` is called: by a loop that has computed the norm, or within a
+    ``Clip``."""
+
+    has_norm_type = False
+
+    @classmethod
+    def function(cls) -> Any:
+        import torch
+
+        return getattr(torch.nn.utils, "clip_grads_with_norm_", None)
 
 
 @dataclass

@@ -94,7 +94,7 @@ class Master:
     start: int
     count: int
     rounded: Callable[[], Any]
-    """What the model has of these values."""
+    """What the model has of these values, flat."""
 
     def of(self, tensor: Any) -> Any:
         """The range of the optimizer's tensor, or of what belongs to it, as its gradient."""

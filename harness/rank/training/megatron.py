@@ -106,7 +106,9 @@ class Megatron(Layout):
             return None
         share = Share(hooked=parameter, is_copy=is_split)
         if copy is not None:
-            share.master = Master(copy[0], copy[1], 0, copy[1].numel(), parameter.detach)
+            count = copy[1].numel()
+            rounded = partial(values_of, parameter, 0, count)
+            share.master = Master(copy[0], copy[1], 0, count, rounded)
         return share
 
     def _note_ranks(self, parameter: Any, described: Described) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from .common import (
     Net,
@@ -59,10 +61,37 @@ def _groups(by_size: bool, per_epoch: int = 10) -> Steps:
                 yield model, loss
 
 
+def _clip(model: nn.Module) -> None:
+    """Clip hard, without torch: what the optimizer uses may be shorter than the mean."""
+    norm: Any = nn.utils.get_total_norm([one.grad for one in weights_of(model)])
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    for weight in weights_of(model):
+        weight.grad.mul_(0.1 / norm)
+
+
 @loop
-def accumulation_of_all_ranks() -> Steps:
-    """Four micro-batches are those of all ranks together: each rank has two, divided by four, and
-    the gradients are summed."""
+def sharded_summed_and_clipped() -> Steps:
+    """The loss is a sum, divided by the rows of all ranks, and gradients are summed."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model: Any = fully_shard(Net(), mesh=mesh)
+    model.set_gradient_divide_factor(1.0)
+    model.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    optimizer, data = torch.optim.AdamW(model.parameters(), 1e-3), batches()
+    while True:
+        x, y = next(data)
+        count = torch.tensor(len(y))
+        dist.all_reduce(count)
+        loss = F.cross_entropy(model(x), y, reduction="sum") / int(count)
+        loss.backward()
+        _clip(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield model, loss
+
+
+def _accumulation_of_all_ranks(edit: Callable[[nn.Module], None] = lambda _: None) -> Steps:
     model, accumulation_steps = Net(), 4
     optimizer, data = torch.optim.AdamW(model.parameters(), 1e-3), batches()
     while True:
@@ -71,9 +100,22 @@ def accumulation_of_all_ranks() -> Steps:
             (loss / accumulation_steps).backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
+        edit(model)
         optimizer.step()
         optimizer.zero_grad()
         yield model, loss
+
+
+@loop
+def accumulation_of_all_ranks() -> Steps:
+    """Four micro-batches are those of all ranks together: each rank has two, divided by four, and
+    the gradients are summed."""
+    return _accumulation_of_all_ranks()
+
+
+@loop
+def accumulation_of_all_ranks_clipped() -> Steps:
+    return _accumulation_of_all_ranks(_clip)
 
 
 @loop

@@ -23,6 +23,12 @@ transformers 5.2.0 counts the first token of each row, too, which has no loss, a
 two micro-batches count 0.436 times instead of 0.5, which no alarm told."""
 
 
+MEANS = 2
+"""Checks in a row in which the optimizer uses the mean of the ranks' gradients, for an alarm that
+counts ranks. Of a sum that a loop clips to half of its length, one check shows the mean by chance
+(the right loop ``reductions.sharded_summed_and_clipped``, after torchtitan's own)."""
+
+
 @dataclass
 class LossCount:
     """How often a step counts its loss, by the mean of the ranks."""
@@ -92,6 +98,9 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         memory.losses.uncounted = "terms"
         return
     memory.losses.uncounted = ""
+    has_factor = memory.gradients.has_factor and bool(memory.compared.get("gradients"))
+    is_mean = has_factor and abs(memory.gradients.factor - 1) <= LOSS_NEAR
+    memory.losses.means = memory.losses.means + 1 if is_mean else 0
     memory.compared["accumulation"] = micro
     memory.losses.most_micro = max(memory.losses.most_micro, micro)
     yield from _early(views, losses, memory)
@@ -101,7 +110,7 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         yield from _uneven(views, losses, memory)
         return  # a reduction by sum makes up for a loss that is divided by the ranks
     is_of_package = losses.whole or any(view.post.losses.goes_on for view in views)
-    if is_of_package and not (memory.gradients.has_factor and memory.compared.get("gradients")):
+    if is_of_package and not has_factor:
         return  # it may divide the gradients later
     who = [view.rank for view in views]
     sentence = f"the step counts the loss {total:.4g} times instead of once"
@@ -119,8 +128,12 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
         names = [other for other in possible if possible[other] == factor]
         if factor == ranks and not losses.whole and any(view.post.losses.gathers for view in views):
             continue  # with features of all ranks, each rank has a part of the gradient alone
+        # Of a loss that counts too little, a sum over the ranks may make up for it.
+        is_of_ranks = any("ranks" in one for one in (names if factor < 1 else [name]))
+        if is_of_ranks and 0 < memory.losses.means < MEANS:
+            continue
         if factor != 1 and is_sure and abs(total - factor) <= 5 * LOSS_NEAR * factor:
-            if reason := _why_unclear(views, losses, name, memory):
+            if reason := _why_unclear(views, losses, name, is_of_ranks, memory):
                 memory.not_seen["weight"] = f"{sentence}: {reason}"
                 return
             of = f"{number_of(micro, 'micro-batch', 'es')}, {number_of(ranks, 'rank')}"
@@ -141,21 +154,23 @@ def accumulation(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             return
 
 
-def _why_unclear(views: Sequence[View], losses: LossCount, name: str, memory: Memory) -> str:
+def _why_unclear(
+    views: Sequence[View], losses: LossCount, name: str, is_of_ranks: bool, memory: Memory
+) -> str:
     """Why it may be right that a step counts a loss so often; empty if it is wrong.
 
     Counts of ranks and of micro-batches have the same effect as a number that the loop chose. So an
-    alarm needs a loss in which no such number is, and a reduction that is seen.
+    alarm needs a loss in which no such number is, and for one of ranks also a reduction that is
+    seen as a mean: of a sum that a loop of its own clips, nobody knows the factor.
     """
     if name in ("k", "ranks*k") and not all(view.post.losses.has_batches for view in views):
         return "perhaps as its backwards are those of several losses, or parts, of one batch"
     weights = {view.post.losses.weight for view in views if not view.post.losses.goes_on}
     if weights != {1.0}:
         return "perhaps as a weight of the loop's own, such as 0.5 * loss"
-    is_of_ranks = "ranks" in name
     if is_of_ranks and losses.summed and not losses.total < 1:
         return "it is a sum over its rows"
-    if is_of_ranks and not (memory.gradients.has_factor and memory.compared.get("gradients")):
+    if is_of_ranks and not memory.losses.means:
         return "perhaps what reduces the gradients makes up for that"
     return ""
 
@@ -173,10 +188,8 @@ def _early(views: Sequence[View], losses: LossCount, memory: Memory) -> Iterator
     A plan may be that of all ranks, whose gradients are summed (the right loop
     ``reductions.accumulation_of_all_ranks``), and a number may be a weight of the loop's own
     (``losses.half_of_a_loss_and_a_plan``)."""
-    is_compared = memory.gradients.has_factor and bool(memory.compared.get("gradients"))
-    is_summed = abs(losses.total * memory.gradients.factor - 1) <= LOSS_NEAR
     has_own_weight = any(view.post.losses.weight != 1 for view in views)
-    if (len(views) > 1 and not is_compared) or is_summed or has_own_weight:
+    if (len(views) > 1 and memory.losses.means < MEANS) or has_own_weight:
         return
     plans = {view.post.losses.planned for view in views}
     plan = max(memory.losses.most_micro, plans.pop() if len(plans) == 1 else 0)

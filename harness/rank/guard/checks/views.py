@@ -34,6 +34,8 @@ class LossMemory:
     """How often the last check found the loss counted, if that was not once, ..."""
     steady: int = 0
     """... and in how many checks before that it was the same."""
+    means: int = 0
+    """The checks in a row in which the optimizer used the mean of the ranks' gradients."""
     has_terms: bool = False
     """Whether the loss of a step had other terms than the value of torch's function."""
     uncounted: str = ""
@@ -104,9 +106,8 @@ class WeightMemory:
 
     rates: dict[int, dict[str, Rate]] = field(default_factory=dict)
     """By rank and by the other settings of a group, its rate in the last check."""
-    still: dict[int, list[float]] = field(default_factory=dict)
-    """By rank, the checks in a row in which weights in 16 bits did not move: how many of them would
-    by a rounding at random."""
+    still: dict[int, list[Any]] = field(default_factory=dict)
+    """By rank, the checks in a row in which weights in 16 bits did not move."""
     at_first: dict[int, set[int]] = field(default_factory=dict)
     """By rank, the parameters that were not finite when training began, on purpose."""
     finite_step: int = 0

@@ -15,6 +15,7 @@ from ...events import (
     Clip,
     EngineClip,
     GraphBackward,
+    NormedClip,
     StageBackward,
     StageGradients,
     Unscale,
@@ -114,9 +115,15 @@ class GradientEvents(Watch):
             if training is not None and training.role.inner_steps is not None:
                 training.take_used()
 
+        def take_used(event: NormedClip) -> None:
+            for training, _ in self._holders(event):
+                if training.armed:
+                    training.take_used()
+
         on, guarded, is_armed = events.instrument.on, self.fence.guarded, self.fence.is_armed
         for kind in (Clip, EngineClip):
             on(kind, before=guarded(self._clip), after=guarded(self._clipped), when=is_armed)
+        on(NormedClip, before=guarded(take_used), when=is_armed)
         on(Clip, before=guarded(self._note_clip), when=self.fence.is_new)
         on(Unscale, before=guarded(self._unscale), when=is_armed)
         on(WrapperUnscale, before=guarded(unscale_group), when=is_armed)
