@@ -49,12 +49,6 @@ Around = Callable[[list[Any], Callable[[], Any], Sequence[Any], Mapping[str, Any
 """Takes the modules of a function, a call of the function, and its other arguments."""
 
 
-def is_compiled(module: Any) -> bool:
-    """Whether calling a module runs compiled code."""
-    compiles = getattr(module, "_compiled_call_impl", None) is not None
-    return compiles or type(module).__name__ == "OptimizedModule"
-
-
 def install(eager: bool, around: Around) -> None:
     """Note what the script compiles, and let ``around`` call compiled functions, in which no hook
     runs. If ``eager``, nothing is compiled."""

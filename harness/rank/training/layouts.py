@@ -20,6 +20,12 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def is_compiled(module: Any) -> bool:
+    """Whether calling a module runs compiled code."""
+    compiled = module.__dict__.get("_compiled_call_impl")
+    return compiled is not None or type(module).__name__ == "OptimizedModule"
+
+
 def same(tensor: Any) -> Any:
     return tensor
 

@@ -30,6 +30,7 @@ PARTS = (
     "rank/guard/**/*.py",
     "rank/training/*.py",
     "detectors/arithmetic.py",
+    "detectors/rows.py",
     "system/conditions.py",
 )
 PACKAGES = ("", "rank/", "detectors/", "system/")

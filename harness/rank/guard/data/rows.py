@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....detectors.rows import IGNORED
 from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, TrainerEnd, instrument
 from ..posting.posts import Alarm, EpochSample, Pass, Post, sampled_rows
 from ..process import is_worker
@@ -39,8 +40,6 @@ LEAST_ORDERS = math.log(1e7)
 """The logarithm of how many orders the rows of an epoch have at least, if they are compared. In the
 right loop ``rows.rows_of_tiny_epochs`` they have 24, so that each 24th epoch has the order
 before."""
-IGNORED = -100
-"""The label that counts in no loss."""
 LEAST_UNMASKED = 4
 """Batches without a masked label that make a fault: a row may have no prompt."""
 

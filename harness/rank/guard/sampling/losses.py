@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
+from ....detectors.rows import IGNORED
 from ...events import EngineBackward, LossValue, OutputGradient, instrument
 from ..callers import user_frames
 from ..fence import Fence
@@ -32,9 +33,6 @@ kept each of them."""
 SHARE = 1e-6
 """How far a number may be from 1 by the number of micro-batches, by rounding in fp32: trl divides
 its own mean so."""
-
-IGNORED = -100
-"""The target that torch's losses ignore."""
 
 
 @dataclass

@@ -6,14 +6,13 @@ values of the inputs, outputs and weights of each call, on the device; it is nan
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...training.layouts import local, plain
+from ...training.layouts import is_compiled, local, plain
 from ...training.parameters import Modules
 from ..posting.posts import Post
 from ..process import captures
@@ -72,7 +71,7 @@ class ModuleOutputs:
         self.sizes: list[Tensor] = []
         """Three of each call: of its inputs, outputs and weights."""
         self._handles: list[Any] = []
-        if any(map(_is_compiled, modules.modules)):
+        if any(map(is_compiled, modules.modules)):
             self.opaque = "the modules are compiled"
             return
         ids: set[int] = set()
@@ -114,7 +113,7 @@ class RootInputs:
 
     def __init__(self, modules: Modules) -> None:
         self._sums: list[Tensor] = []
-        self._is_read = not (captures() or any(map(_is_compiled, modules.modules)))
+        self._is_read = not (captures() or any(map(is_compiled, modules.modules)))
         self._handles = [
             root.register_forward_pre_hook(self._note, with_kwargs=True)
             for root in modules.roots
@@ -133,8 +132,3 @@ class RootInputs:
             handle.remove()
         self._handles = []
         return stacked(self._sums).sum().reshape(1) if self._is_read and self._sums else None
-
-
-def _is_compiled(module: Any) -> bool:
-    compiled: Callable[..., Any] | None = module.__dict__.get("_compiled_call_impl")
-    return compiled is not None or type(module).__name__ == "OptimizedModule"

@@ -16,7 +16,6 @@ from harness.detectors.arithmetic import Projection
 from harness.detectors.rows import leaves
 from harness.rank import events
 from harness.rank.cuda_on_cpu.mode import without_mode
-from harness.rank.probe import compiled
 from harness.rank.probe.exchange import Step
 from harness.rank.probe.recording import losses
 from harness.rank.probe.recording.draws import Draws
@@ -31,7 +30,7 @@ from harness.rank.probe.recording.samples import (
     rows_dimension,
 )
 from harness.rank.probe.settings import drops
-from harness.rank.training.layouts import WRAPPERS
+from harness.rank.training.layouts import WRAPPERS, is_compiled
 from harness.rank.training.stages import rehearses, stage_number
 
 PARTS_UP_TO = 2_000_000
@@ -113,7 +112,7 @@ class MicroBatches:
             watched = outermost and record.is_open() and bool(record.now.rows) and learns
             if is_transformed():
                 return call()
-            output = self._output(call, watched, compiled.is_compiled(module))
+            output = self._output(call, watched, is_compiled(module))
         self._look(module, event.keywords, output)
         is_leaf = next(module.children(), None) is None
         needs_gradient = getattr(output, "requires_grad", False)
