@@ -27,10 +27,10 @@ RANKS = 16
 """Ranks that are looked at: all of them round alike."""
 ROW = 3
 """Checks in a row that are too many, ..."""
-LEAST = 32
-"""... if they looked at so many values together: where half of the values move, less than a quarter
-of 32 do in 0.1 % of the cases (binomial). Of rare words few values have a gradient: in track 3 of
-modded-nanogpt one value in each of three checks had a short step."""
+DENSE = 0.5
+"""... if they looked at ``FEW`` values together, or if so many of the sampled ones have a gradient.
+Of rare words few have one, and some steps of these are short: track 3 of modded-nanogpt had an
+alarm by one value of an embedding in each of three checks."""
 AT_RANDOM = 9.0
 """The same if hooks of the loop may round at random, and would have moved so many weights: that it
 moves none has a chance of exp(-9), or 0.01 % (Poisson). Torch's optimizers round to the
@@ -56,8 +56,9 @@ def precision(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
 
 
 def _is_told(row: Sequence[Still], least: float) -> bool:
-    values, at_random = sum(one.total for one in row), sum(one.at_random for one in row)
-    return len(row) >= ROW and values >= LEAST and at_random >= least
+    values, sampled = sum(one.total for one in row), sum(one.sampled for one in row)
+    has_many = values >= FEW or values >= DENSE * sampled
+    return len(row) >= ROW and has_many and sum(one.at_random for one in row) >= least
 
 
 @dataclass
@@ -66,6 +67,8 @@ class Still:
 
     moved: int
     total: int
+    sampled: int
+    """With those that have no gradient."""
     dtype: str
     names: list[str]
     """The parameters of which nothing moved."""
@@ -93,7 +96,8 @@ def _still(updates: Sequence[Updates], view: View, memory: Memory) -> Still | No
     if not total or moved_count >= most or short_moved:
         return None
     names = [name for name, (moves, has, *_) in parts.items() if not bool((moves & has).any())]
-    return Still(moved_count, total, compared[0].dtype, names, at_random)
+    sampled = sum(has.numel() for _, has, *_ in parts.values())
+    return Still(moved_count, total, sampled, compared[0].dtype, names, at_random)
 
 
 def _alarm(view: View, still: Still, row: int) -> Alarm:
