@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -61,10 +60,10 @@ def set_name(name: str) -> None:
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def keep(beside: Callable[[], None] = lambda: None) -> None:
+def keep() -> None:
     """Fork, and return in the child. This process stays as the keeper: once the child has ended, or
-    the harness is gone, it kills everything below and exits as the child did. ``beside`` is called
-    in the keeper; SIGTERM means that the harness is gone."""
+    the harness is gone, of which SIGTERM tells it, it kills everything below and exits as the child
+    did."""
     if not LINUX:
         return
     signal.signal(signal.SIGTERM, _raise_gone)
@@ -73,7 +72,7 @@ def keep(beside: Callable[[], None] = lambda: None) -> None:
     set_name("keeper")
     child = fork()  # no thread has been started yet
     if child:
-        _exit_as(_wait_and_clean_up(child, beside))
+        _exit_as(_wait_and_clean_up(child))
     set_name("torchrun")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ[PARENT] = str(os.getpid())  # for what the child starts
@@ -88,11 +87,10 @@ def _raise_gone(*_: object) -> NoReturn:
     raise _HarnessGone
 
 
-def _wait_and_clean_up(child: int, beside: Callable[[], None]) -> int:
+def _wait_and_clean_up(child: int) -> int:
     """Wait for the child, then kill all its descendants; returns the child's wait status."""
     ended = status = 0
     try:
-        beside()
         while ended != child:
             ended, status = os.wait()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -39,7 +39,7 @@ from harness.system.terminal import terminal
 def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
     """All that the status of a cell depends on, as plain JSON values."""
     facts = machine.facts()
-    inputs: dict[str, Any] = {
+    return {
         "scenario": config.scenario,
         "pins": dict(stack.pins),
         "overlay": overlay.key(stack),
@@ -51,9 +51,6 @@ def inputs_of(config: RunConfig, stack: pins.Stack) -> dict[str, Any]:
         "torch": facts["torch"],
         "code": code(config.scenario),
     }
-    if config.launch.nodes > 1:
-        inputs["nodes"] = config.launch.nodes
-    return inputs
 
 
 def lane_of(config: RunConfig) -> Lane | None:
@@ -63,8 +60,7 @@ def lane_of(config: RunConfig) -> Lane | None:
         lane = Lane(config.launch.lane)
         return lane if lane in scenario.lanes else None
     try:
-        launch, ranks = config.launch, scenario.ranks_of(RELEASED)
-        return job.choose_lane(scenario, ranks, launch.lane, launch.nodes)
+        return job.choose_lane(scenario, scenario.ranks_of(RELEASED), config.launch.lane)
     except Unsupported:
         return None
 
@@ -93,8 +89,6 @@ Failed = Callable[[int, HarnessError], object]
 def room(config: RunConfig) -> int:
     """How many runs of a scenario this machine has room for at once."""
     ranks = catalog.scenario(config.scenario).ranks_of(RELEASED)
-    if config.launch.nodes > 1:
-        return 1
     return job.room(lane_of(config) or Lane.CPU, ranks, config.launch)
 
 

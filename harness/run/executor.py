@@ -197,13 +197,11 @@ def make_overlays(configs: Sequence[RunConfig]) -> dict[int, HarnessError]:
     return refused
 
 
-def shape(config: RunConfig) -> tuple[int, int, int]:
-    """The cores and the GPUs for a run on each of its nodes, a core for each thread of its ranks,
-    and the number of nodes."""
+def shape(config: RunConfig) -> tuple[int, int]:
+    """The cores and the GPUs for a run, a core for each thread of its ranks."""
     if config.params is None:  # a broken scenario
-        return 1, 0, 1
+        return 1, 0
     scenario = catalog.scenario(config.scenario)
-    most, nodes = max(map(scenario.ranks_of, config.variants)), config.launch.nodes
-    ranks = -(-most // nodes)
+    ranks = max(map(scenario.ranks_of, config.variants))
     gpus = (config.on.gpus or ranks) if config.launch.lane == Lane.GPU else 0
-    return config.on.cpus or ranks * config.launch.threads, gpus, nodes
+    return config.on.cpus or ranks * config.launch.threads, gpus

@@ -126,22 +126,20 @@ def stack_of(config: RunConfig, variant: str, cache: Path) -> pins.Stack:
     return replace(stack, patches=config.patches)
 
 
-def choose_lane(scenario: Scenario, ranks: int, requested: str, nodes: int = 1) -> Lane:
-    """The lane to run ``ranks`` ranks on, split over nodes like this one.
-
-    Raises Unsupported, with the reason, if there is none.
+def choose_lane(scenario: Scenario, ranks: int, requested: str) -> Lane:
+    """The lane to run ``ranks`` ranks on. Raises Unsupported, with the reason, if there is none.
 
     ``auto`` considers the variant with the most ranks, so that all variants run on one lane. If
     there are GPUs, ranks share them where they must.
     """
     if requested == "auto":
-        widest = max(scenario.ranks_of(variant) for variant in scenario.variants) // nodes
+        widest = max(scenario.ranks_of(variant) for variant in scenario.variants)
         has_place = Lane.GPU in scenario.lanes and not machine.why_no_gpus(widest)
         requested = "gpu" if has_place or Lane.CPU not in scenario.lanes else "cpu"
     lane = Lane(requested)
     if lane not in scenario.lanes:
         raise Unsupported(f"does not run on the {lane} lane")
-    if lane is Lane.GPU and (reason := machine.why_no_gpus(ranks // nodes)):
+    if lane is Lane.GPU and (reason := machine.why_no_gpus(ranks)):
         raise Unsupported(reason)
     return lane
 

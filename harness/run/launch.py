@@ -27,8 +27,6 @@ from typing import Any, Protocol, TextIO
 from harness.bugs.api.spec import Lane
 from harness.rank import supervisor
 from harness.rank.exits import Exit, Identity, write_exit
-from harness.run import nodes
-from harness.run.nodes import Step
 from harness.run.server_pool import ForkedLaunch, OverlayServer
 from harness.system.errors import Inconclusive
 from harness.system.files import ROOT
@@ -57,8 +55,6 @@ REASON = re.compile(
     re.MULTILINE,
 )
 """A line of torchrun's log that says why it failed. A signal from outside is not a reason."""
-
-STATIC = ("--rdzv-backend=static", "--rdzv-id=harness")
 
 FEW_FILES = 256
 """Below this limit of open files, a failure message mentions the limit."""
@@ -95,8 +91,6 @@ class RankSettings:
     """The interpreter."""
     devices: tuple[str, ...] = ()
     """The numbers of the GPUs in PCI bus order; empty: all visible ones."""
-    nodes: int = 1
-    """The number of nodes of the Slurm job that the ranks are split over."""
 
 
 def launch(
@@ -112,22 +106,18 @@ def launch(
     """Run one launch of a trial, in the folder ``trial``, to its end and write its exit.json.
 
     ``timeout`` is in seconds; ``tick`` is called about twenty times a second. The processes are
-    forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter, or in
-    one on each of several nodes. Raises KeyboardInterrupt if interrupted, and Inconclusive if the
-    trial's folder disappears; in both cases after all processes have ended.
+    forked from ``server`` if there is one; otherwise torchrun starts in a new interpreter. Raises
+    KeyboardInterrupt if interrupted, and Inconclusive if the trial's folder disappears; in both
+    cases after all processes have ended.
     """
     folder = trial / identity.launch
     forked = server is not None
     script = str(RANK) if forked else RANK_MODULE
     words = (script, str(run_folder), identity.variant, identity.launch)
-    start: Start = partial(start_cold, settings.python)
-    if server:
-        start = server.start
-    elif settings.nodes > 1:
-        start = partial(nodes.start, settings.python, settings.nodes, identity.world_size)
+    start: Start = server.start if server else partial(start_cold, settings.python)
     return supervise(
         folder,
-        torchrun_arguments(folder, identity.world_size, words, settings.nodes, forked=forked),
+        torchrun_arguments(folder, identity.world_size, words, forked=forked),
         rank_environment(settings),
         start,
         ranks=identity.world_size,
@@ -192,20 +182,19 @@ def start_cold(
 
 
 def torchrun_arguments(
-    folder: Path, ranks: int, words: Sequence[str], nodes: int = 1, *, forked: bool = False
+    folder: Path, ranks: int, words: Sequence[str], *, forked: bool = False
 ) -> list[str]:
     """The arguments of torchrun for a launch in ``folder``.
 
     ``words`` are what every rank runs: a module and its arguments. Forked ranks run our module as a
     function (``--run-path``), so its file is named instead; each rank of a cold launch is a new
-    interpreter. With several nodes, the agent of each adds its own (see ``node_agent``). Their
-    rendezvous is static: otherwise torchrun orders nodes and ranks by address and process id.
+    interpreter.
     """
-    standalone = ["--standalone", "--local-addr=127.0.0.1"]  # the host may not know its own name
-    log = f"--log-dir={folder / 'elastic'}"
     return [
-        *([*standalone, log] if nodes == 1 else [f"--nnodes={nodes}", *STATIC]),
-        f"--nproc-per-node={ranks // nodes}",
+        "--standalone",
+        "--local-addr=127.0.0.1",  # the host may not know its own name
+        f"--log-dir={folder / 'elastic'}",
+        f"--nproc-per-node={ranks}",
         "--max-restarts=0",
         f"--monitor-interval={MONITOR_SECONDS}",
         "--redirects=3",
@@ -216,23 +205,15 @@ def torchrun_arguments(
 
 def _cleaned_up(ended: Exit, token: str, folder: Path, process: Process | None) -> Exit:
     """Kill what is left of a launch, flatten its logs, and find the first failure."""
-    step = process if isinstance(process, Step) else None
     try:
         if ended.timed_out or ended.interrupted:
-            ask = step.dump_stacks if step else lambda: ask_for_stacks(members(token))
-            _dump_stacks(folder, ask)
+            _dump_stacks(folder, token)
     finally:
-        if step:
-            step.end()
-        survivors = end_all(token)  # srun too, if it hangs
-    complaint = step.finish() if step else ""
+        survivors = end_all(token)
     _flatten_logs(folder)
     reason = _reason(folder / "torchrun.log") if ended.code and not ended.interrupted else ""
-    if step and ended.code and not (reason or ended.timed_out or ended.interrupted):
-        reason = nodes.why(step.log)
-    if isinstance(process, ForkedLaunch) and ended.code == -signal.SIGKILL:
-        complaint = "" if ended.timed_out else process.server.complaint
-    reason = complaint or reason
+    if isinstance(process, ForkedLaunch) and ended.code == -signal.SIGKILL and not ended.timed_out:
+        reason = process.server.complaint or reason
     return replace(ended, survivors=survivors, failure=_failure(folder), reason=reason)
 
 
@@ -301,12 +282,12 @@ def _signals_deferred() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def _dump_stacks(folder: Path, ask: Callable[[], None]) -> None:
+def _dump_stacks(folder: Path, token: str) -> None:
     """Ask the ranks for their stacks, and wait for them."""
     waiting = set(folder.glob("stack_rank_*.txt"))
     if not waiting:
         return
-    ask()
+    ask_for_stacks(members(token))
     deadline = time.monotonic() + STACK_SECONDS
     while waiting and time.monotonic() < deadline:
         waiting = {path for path in waiting if not path.stat().st_size}

@@ -96,7 +96,7 @@ def resolve(job: Job) -> Resolved:
     config, scenario = job.config, job.scenario
     most = max(scenario.ranks_of(v) for v in config.variants)
     try:
-        lane = choose_lane(scenario, most, config.launch.lane, config.launch.nodes)
+        lane = choose_lane(scenario, most, config.launch.lane)
     except Unsupported as error:
         lane = Lane.GPU if config.launch.lane == "gpu" else Lane.CPU
         stacks = {variant: _refused(config, variant) for variant in config.variants}

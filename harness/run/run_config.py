@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -42,9 +41,6 @@ class LaunchConfig:
     warm: bool = True
     """Whether trials are forked from processes that have imported torch and upstream (Linux).
     False: each is a torchrun of its own."""
-    nodes: int = 1
-    """Nodes of a Slurm job (salloc, sbatch or on=slurm) that the ranks are split over; several
-    launch cold."""
 
 
 LOCAL, SLURM = "local", "slurm"
@@ -171,7 +167,6 @@ def read(config: DictConfig, scenario: str, overrides: Sequence[str]) -> RunConf
     variants = _variants(scenario, usual if config.variant is None else config.variant)
     pins = _with_torch({name: _release(name, v) for name, v in chosen.items()}, default)
     _refuse_unread_pins(scenario, variants, pins)
-    _check_nodes(launch, on, scenario, variants)
     try:
         params = OmegaConf.to_object(config.scenario)
     except ValueError as error:  # from Params
@@ -223,31 +218,6 @@ def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
 
 
 _HERE = vars(OnConfig())
-
-
-def _check_nodes(
-    launch: LaunchConfig, on: OnConfig, scenario: str, variants: Sequence[str]
-) -> None:
-    """Refuse missing nodes, and nodes with unequal numbers of ranks. Several nodes launch cold."""
-    nodes = launch.nodes
-    if nodes < 1:
-        raise UserError(f"launch.nodes={nodes}: choose 1 or more")
-    for variant in variants:
-        if (ranks := catalog.scenario(scenario).ranks_of(variant)) % nodes:
-            raise UserError(
-                f"launch.nodes={nodes} does not divide the number of ranks of variant '{variant}' "
-                f"of {scenario}, which is {ranks}"
-            )
-    if nodes == 1:
-        return
-    launch.warm = False
-    if on.where == LOCAL and "SLURM_JOB_ID" not in os.environ:
-        raise UserError(
-            f"launch.nodes={nodes} needs an allocation of Slurm: use salloc or sbatch with "
-            f"--nodes={nodes}, or on=slurm"
-        )
-    if on.where == LOCAL and nodes > (has := int(os.environ.get("SLURM_JOB_NUM_NODES", nodes))):
-        raise UserError(f"launch.nodes={nodes} is more than the nodes of this allocation, {has}")
 
 
 def _release(name: str, value: str) -> str:

@@ -62,9 +62,7 @@ class Shape(NamedTuple):
     """What a task needs. The tasks of an array have one shape."""
 
     cores: int
-    """On each node."""
     gpus: int
-    nodes: int = 1
 
 
 class Work(NamedTuple):
@@ -170,10 +168,10 @@ def _submitted(
         time=on.time,
         array_parallelism=on.most,
         cpus_per_task=on.cpus or shape.cores,
-        nodes=shape.nodes,
-        ntasks_per_node=1,  # the task runs on the first node, and starts steps on all of them
+        nodes=1,
+        ntasks_per_node=1,
         stderr_to_stdout=True,
-        use_srun=False,  # a step gets one core, and cannot start steps of its own
+        use_srun=False,  # a step gets one core
         setup=[
             f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}",
             f"export HARNESS_CACHE={shlex.quote(str(cache_folder()))}",

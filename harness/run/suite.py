@@ -146,7 +146,7 @@ def jobs_of(configs: Sequence[RunConfig]) -> int:
 def _gpus(configs: Sequence[RunConfig]) -> int:
     """The GPUs of this machine that runs lease."""
     launch = configs[0].launch
-    return 0 if launch.lane == Lane.CPU.value or launch.nodes > 1 else len(machine.gpus())
+    return 0 if launch.lane == Lane.CPU.value else len(machine.gpus())
 
 
 def _width(config: RunConfig) -> int:

@@ -85,11 +85,8 @@ def run_all(job: Job, ready: Prepared, folder: RunFolder) -> Graded:
 
 
 def number_at_once(job: Job, ready: Prepared) -> int:
-    """The number of trials that fit on the GPUs or the cores at once, by their ranks.
-
-    Trials over several nodes run one after another: only this machine's GPUs can be leased.
-    """
-    if not ready.runnable or job.config.launch.nodes > 1:
+    """The number of trials that fit on the GPUs or the cores at once, by their ranks."""
+    if not ready.runnable:
         return 1
     most = max(job.scenario.ranks_of(variant) for variant in ready.runnable)
     return min(room(ready.lane, most, job.config.launch), len(ready.runnable))
@@ -110,9 +107,8 @@ def _run(
 
 @contextmanager
 def _devices(job: Job, lane: Lane, variant: str) -> Iterator[list[str]]:
-    """The numbers of the GPUs that a trial has for itself; none on the cpu lane, and none on
-    several nodes, where it uses all that Slurm gave to the job."""
-    if lane is Lane.CPU or job.config.launch.nodes > 1:
+    """The numbers of the GPUs that a trial has for itself; none on the cpu lane."""
+    if lane is Lane.CPU:
         yield []
         return
 
@@ -154,9 +150,7 @@ def _settings(job: Job, ready: Prepared, variant: str) -> RankSettings:
     extensions = machine.own_folder(job.cache, "extensions") / overlay.key
     interpreter, config = job.config.installed, job.config.launch
     python = interpreter.executable if interpreter else sys.executable
-    return RankSettings(
-        ready.lane, overlay.site, extensions, config.threads, python, nodes=config.nodes
-    )
+    return RankSettings(ready.lane, overlay.site, extensions, config.threads, python)
 
 
 def server(job: Job, ready: Prepared, variant: str) -> OverlayServer | None:

@@ -55,7 +55,7 @@ def _validated_launch(
     exits.append(read_exit(launch_folder, identity))
     _check_exit(exits[-1])
     records = read_records(launch_folder, identity.world_size)
-    _check_identities(records, identity, run["launch"].get("nodes", 1))
+    _check_identities(records, identity)
     _check_plans(
         records, {n: planned(run, identity.variant, identity.launch, n) for n in records.ranks}
     )
@@ -81,9 +81,8 @@ def _why(exit_: Exit) -> str:
     return f": {exit_.reason}" if exit_.reason else ""
 
 
-def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
-    """Check that each rank's file is from this launch, and was written on its node's host."""
-    ranks_by_node: dict[int, int] = {}
+def _check_identities(records: Records, identity: Identity) -> None:
+    """Check that each rank's file is from this launch, and was written on one host."""
     for rank in records.ranks:
         begin = records.by_rank[rank][0]
         if begin["kind"] != BEGIN or wrong_facts(HARNESS_KINDS[BEGIN].facts_of(0), begin):
@@ -91,10 +90,8 @@ def _check_identities(records: Records, identity: Identity, nodes: int) -> None:
         difference = identity.unlike(begin)
         if difference:
             raise BrokenRecords(f"rank {rank}: its records are from {difference}")
-        node = rank * nodes // identity.world_size
-        peer = ranks_by_node.setdefault(node, rank)
-        if begin["host"] != records.by_rank[peer][0]["host"]:
-            raise BrokenRecords(f"{BEGIN}: host differs between ranks {peer} and {rank}")
+        if begin["host"] != records.by_rank[0][0]["host"]:
+            raise BrokenRecords(f"{BEGIN}: host differs between ranks 0 and {rank}")
 
 
 def _check_plans(records: Records, plans: Mapping[int, Plan]) -> None:

@@ -36,7 +36,7 @@ def print_header(console: Console, run: Mapping[str, Any]) -> None:
     """One line with the scenario, its releases (by variant where they differ), lane and seed."""
     stack = releases({variant: trial["pins"] for variant, trial in run["trials"].items()})
     lane = "cpu (gloo)" if run["lane"] == "cpu" else "gpu (NCCL)"
-    if run["lane"] != "cpu" and run["machine"]["gpus"] and run["launch"]["nodes"] == 1:
+    if run["lane"] != "cpu" and run["machine"]["gpus"]:
         ranks = max(trial["ranks"] for trial in run["trials"].values())
         names = run["machine"]["gpus"][:ranks]
         lane = f"{count(ranks, 'rank')} on {count(len(names), 'GPU')} ({names[0]}) over NCCL"

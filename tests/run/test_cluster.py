@@ -170,11 +170,11 @@ def test_a_run_folder_that_is_not_here_is_named(
 @pytest.mark.parametrize(
     ("words", "shape", "lane"),
     [
-        ([], (2, 0, 1), Lane.CPU),
-        (["launch.threads=3"], (6, 0, 1), Lane.CPU),
-        (["lane=gpu"], (2, 2, 1), Lane.GPU),
-        (["on.gpus=4"], (2, 4, 1), Lane.GPU),
-        (["on.cpus=9"], (9, 0, 1), Lane.CPU),
+        ([], (2, 0), Lane.CPU),
+        (["launch.threads=3"], (6, 0), Lane.CPU),
+        (["lane=gpu"], (2, 2), Lane.GPU),
+        (["on.gpus=4"], (2, 4), Lane.GPU),
+        (["on.cpus=9"], (9, 0), Lane.CPU),
     ],
 )
 def test_a_task_gets_a_core_for_each_thread_and_a_gpu_for_each_rank(

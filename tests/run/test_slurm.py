@@ -313,12 +313,3 @@ def test_the_same_command_again_goes_on_after_a_kill(
     # Its tasks go on, and store what they find.
     within(PATIENCE, lambda: queue(slurm_nodes) == [], "an empty queue")
     assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
-
-
-def test_a_run_over_two_nodes_gets_a_job_with_two_nodes(
-    harness: Callable[..., tuple[int, str]],
-) -> None:
-    words = ["scenario=tied_embedding_order", "lane=cpu", "launch.nodes=2", "on=slurm"]
-    code, output = harness("run", *words, "on.time=10")
-    assert code == 0, output
-    assert "tied_embedding_order: reproduced" in output
