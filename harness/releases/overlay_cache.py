@@ -1,23 +1,16 @@
-"""Overlays on disks: those in the cache are listed, measured and deleted; nodes get copies.
-
-Many nodes that import from one folder slow it down, so each has a copy on a disk of its own.
-"""
+"""The overlays in the cache are listed, measured and deleted."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-from harness.bugs.api.spec import Defect
-from harness.bugs.pins import Stack
-from harness.releases import contents, overlay
-from harness.releases.overlay import Overlay, lock_file
-from harness.system.files import folder_whole, locked, writing
+from harness.releases import contents
+from harness.releases.overlay import lock_file
+from harness.system.files import locked
 
 
 def folders(cache: Path) -> list[Path]:
@@ -77,50 +70,3 @@ def delete_unfinished(cache: Path) -> None:
         with locked(lock_file(cache, aside.name.split(".")[1]), wait=False) as has_lock:
             if has_lock:
                 shutil.rmtree(aside, ignore_errors=True)
-
-
-KEPT = 8
-"""Copies that stay on the disk for the next tasks."""
-
-
-@contextmanager
-def borrowed_copy(
-    stack: Stack, defects: Sequence[Defect], cache: Path, disk: Path
-) -> Iterator[Overlay]:
-    """An overlay as ``overlay.borrow``, used from a copy under ``disk``."""
-    name = overlay.key(stack, defects)
-    with overlay.borrow(stack, defects, cache) as shared:
-        _copy(shared.folder, disk, name)
-    with overlay.borrow(stack, defects, disk) as local:
-        yield local
-
-
-def _copy(shared: Path, disk: Path, name: str) -> None:
-    """Copy an overlay to the disk, unless it is there; remove copies that were not used lately."""
-    target = disk / "overlays" / name
-    with writing(disk, "TMPDIR"):
-        while not _is_used_now(target):  # polls as overlay.build does: users hold the lock shared
-            with locked(overlay.lock_file(disk, name), wait=False) as has_lock:
-                if has_lock and not target.is_dir():
-                    with folder_whole(target) as aside:
-                        shutil.copytree(shared, aside, symlinks=True, dirs_exist_ok=True)
-            time.sleep(0.05)
-        copies = sorted(folders(disk), key=_last_use)
-        delete(disk, *(old.name for old in copies[:-KEPT]))
-
-
-def _is_used_now(folder: Path) -> bool:
-    """Note that a folder is used; False if there is none."""
-    try:
-        os.utime(folder)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _last_use(folder: Path) -> float:
-    """When a folder was used last; 0 if another task has deleted it."""
-    try:
-        return folder.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

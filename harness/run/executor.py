@@ -1,7 +1,6 @@
 """Many cells or runs, on this machine or as tasks of Slurm (``on=slurm``).
 
-On Slurm, overlays are made once in the shared cache: by this machine, by a first job, or by the
-tasks.
+On Slurm, overlays are made once in the shared cache: by this machine or by the tasks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from harness.bugs.results import Result
 from harness.releases import overlay
 from harness.run import cells, suite
 from harness.run.run import make_overlay, run
-from harness.run.run_config import HERE, JOB, SLURM, RunConfig
+from harness.run.run_config import HERE, SLURM, RunConfig
 from harness.run.server_pool import Pool
 from harness.run.suite import Done
 from harness.run.verdict_text import summary
@@ -170,9 +169,6 @@ def _tasks(
     refused = make_overlays(configs) if on.overlays == HERE else {}
     yield from refused.items()
     indices = [index for index in range(len(configs)) if index not in refused]
-    if on.overlays == JOB:
-        maker = slurm.Work(configs, slurm.Shape(overlay.BUILDERS, 0))
-        list(slurm.results([maker], make_overlays, on))
     works = [slurm.Work(configs[index], slurm.Shape(*shape(configs[index]))) for index in indices]
     for at, answer in slurm.results(works, do, on) if works else ():
         yield indices[at], answer

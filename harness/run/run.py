@@ -155,11 +155,7 @@ def _borrow(job: Job, ready: Prepared) -> None:
                 job.progress.say(f"making the overlay of {stack} for {variant}")
             try:
                 fresh = future.result()
-                if job.config.on.stage:  # a copy on the disk of a node
-                    place = machine.temporary_folder()
-                    loan = overlay_cache.borrowed_copy(stack, defects[variant], job.cache, place)
-                else:
-                    loan = overlay.borrow(stack, defects[variant], job.cache)
+                loan = overlay.borrow(stack, defects[variant], job.cache)
                 borrowed = job.resources.enter_context(loan)
                 ready.overlays[variant] = replace(borrowed, is_new=fresh)
             except Unsupported as error:

@@ -44,7 +44,7 @@ class LaunchConfig:
 
 
 LOCAL, SLURM = "local", "slurm"
-HERE, JOB, TASK = "here", "job", "task"
+HERE, TASK = "here", "task"
 """The values of ``OnConfig.overlays``."""
 
 
@@ -70,10 +70,8 @@ class OnConfig:
     extra: dict[str, Any] = field(default_factory=dict)
     """Further options of sbatch, without dashes: +on.extra.qos=debug +on.extra.exclusive=true."""
     overlays: str = HERE
-    """Who makes the overlays: here, the machine that submits; job, a first job on a node with a
-    network; task, each task its own, for many overlays and nodes with a network."""
-    stage: bool = False
-    """Whether a task copies its overlay to the node's own disk ($TMPDIR) first."""
+    """Who makes the overlays: here, the machine that submits; task, each task its own, for many
+    overlays and nodes with a network."""
 
 
 @dataclass
@@ -203,8 +201,8 @@ def _on(config: DictConfig, launch: LaunchConfig) -> OnConfig:
         return on
     if on.where != SLURM:
         raise UserError(unknown("place to run", on.where, (LOCAL, SLURM)))
-    if on.overlays not in (HERE, JOB, TASK):
-        raise UserError(unknown("maker of overlays", on.overlays, (HERE, JOB, TASK)))
+    if on.overlays not in (HERE, TASK):
+        raise UserError(unknown("maker of overlays", on.overlays, (HERE, TASK)))
     for name, least in (("time", 1), ("most", 1), ("array", 1), ("cpus", 1), ("gpus", 1)):
         if (value := getattr(on, name)) is not None and value < least:
             raise UserError(f"on.{name}={value}: choose {least} or more, or omit it")

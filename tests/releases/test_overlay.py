@@ -8,8 +8,6 @@ import json
 import multiprocessing
 import os
 import sys
-import threading
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -377,35 +375,3 @@ def test_where_locks_do_not_work_the_first_overlay_counts(
     overlay._build_folder(cache, name, STACK, (), None)
     assert borrow_once(cache).key == name
     assert [path.name for path in (cache / "overlays").iterdir() if path.is_dir()] == [name]
-
-
-def test_a_copy_on_a_nodes_disk_is_used_and_the_last_ones_stay(
-    cache: Path, maker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = tmp_path / "disk"
-    monkeypatch.setattr(overlay_cache, "KEPT", 2)
-    days = ("2024-05-01", "2024-05-02", "2024-05-03")
-    stacks = [replace(STACK, date=day) for day in days]
-    for stack in [*stacks, stacks[-1]]:
-        with overlay_cache.borrowed_copy(stack, (), cache, disk) as loan:
-            assert loan.site.is_relative_to(disk)
-            assert loan.files == borrow_once(cache, stack).files
-            time.sleep(0.01)
-    copies = {folder.name for folder in overlay_cache.folders(disk)}
-    assert copies == {overlay.key(stack) for stack in stacks[1:]}
-    assert len(overlay_cache.folders(cache)) == 3, "the shared ones stay"
-
-
-def test_two_variants_of_a_run_use_one_copy_at_a_time(
-    cache: Path, maker: Path, tmp_path: Path
-) -> None:
-    """The second one did not begin before the first one ended, so a run waited for itself."""
-    disk, begun = tmp_path / "disk", threading.Event()
-
-    def borrow_again() -> None:
-        with overlay_cache.borrowed_copy(STACK, (), cache, disk):
-            begun.set()
-
-    with overlay_cache.borrowed_copy(STACK, (), cache, disk):
-        threading.Thread(target=borrow_again, daemon=True).start()
-        assert begun.wait(20)

@@ -279,7 +279,7 @@ def harness(slurm_nodes: Cluster, shared: Path) -> Callable[..., tuple[int, str]
 def test_a_matrix_has_the_same_table_and_stored_cells_as_on_this_machine(
     harness: Callable[..., tuple[int, str]], shared: Path
 ) -> None:
-    code, out = harness(*MATRIX, "on=slurm", "on.stage=true")
+    code, out = harness(*MATRIX, "on=slurm")
     assert (code, "3 cells: 1 affected, 2 not affected" in out) == (0, True), out
     assert "2 not affected (3 stored)" in harness(*MATRIX, "on=slurm")[1]
     assert "2 not affected (3 stored)" in harness(*MATRIX)[1]
@@ -291,7 +291,7 @@ def test_a_matrix_has_the_same_table_and_stored_cells_as_on_this_machine(
 def test_a_run_prints_the_verdict_and_has_its_exit_code(
     harness: Callable[..., tuple[int, str]],
 ) -> None:
-    code, out = harness("run", "scenario=sampler_shards", "on=slurm", "on.overlays=job")
+    code, out = harness("run", "scenario=sampler_shards", "on=slurm", "on.overlays=task")
     assert code == 0, out
     assert "sampler_shards: reproduced" in out
     code, out = harness("run", "scenario=sampler_shards", "variant=fixed", "on=slurm", "lane=gpu")
