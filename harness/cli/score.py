@@ -43,7 +43,7 @@ from harness.run.score.scores import Detection, Score, without_others
 from harness.run.score.scoring import Scoring, scored, steps_of, watched_variants
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
-from harness.system.installation import install, refuse_without_torch
+from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, table, terminal
 from harness.system.text import count, short
 
@@ -190,9 +190,6 @@ def _print_scenarios(names: Iterable[str]) -> None:
 
 CLASS = "Detector"
 
-TRAINCHECK = "traincheck"
-"""The name of the detector, and of the package that it needs."""
-
 GUARD = "harness.rank.guard_detector"
 
 TRAINING = ("attach", "step")
@@ -203,7 +200,6 @@ OURS = {
     "samples": "rows come once, to one rank, in an order of their own",
     "guard": "what guard checks in a training, as often as it can",
     "guard/budget": "what guard checks with its usual budget",
-    "traincheck": "TrainCheck's rules hold, as learned from two healthy runs",
     "usual/gradient_norm": "a usual check: no gradient is ten times the usual norm",
     "usual/loss_spike": "a usual check: no loss is three times the usual one",
     "usual/nan": "a usual check: nothing is nan or infinite",
@@ -214,8 +210,6 @@ OURS = {
 
 def detector_named(word: str) -> DetectorConfig:
     """The detector that a word names: ours by its name, ``FILE.py:CLASS`` or ``MODULE:CLASS``."""
-    if word == TRAINCHECK and importlib.util.find_spec(TRAINCHECK) is None:
-        raise UserError(f"{TRAINCHECK} is not installed: {install(TRAINCHECK)}")
     if word in OURS:
         module, _, kind = word.partition("/")
         name = "".join(part.capitalize() for part in kind.split("_")) or CLASS

@@ -18,7 +18,7 @@ from harness.__main__ import main
 from harness.cli import score as command
 from harness.rank import attachment
 from harness.rank.guard.posting.budget import FIRST_CHECKS
-from harness.run.score.scoring import Scoring, judge, writes_traces
+from harness.run.score.scoring import judged
 from harness.system.errors import UserError
 from tests.group import in_group
 
@@ -147,11 +147,9 @@ class Writes:
         self.path = path
     def attach(self, model, optimizer, loader=None, *, group=None):
         (self.path / "width").write_text(str(sum(p.numel() for p in model.parameters())))
-    def fit(self, runs):
-        self.widths = {file.read_text() for run in runs for file in run.rglob("width")}
     def judge(self, run):
         found = {file.read_text() for file in run.rglob("width")}
-        return f"{run.name}: {found}" if found - self.widths else None
+        return f"{run}: {found}" if found - {"5"} else None
 
 class CannotRecord(Writes):
     def record(self, path):
@@ -217,21 +215,19 @@ def traced(rank: int, folder: Path, width: int) -> None:
         optimizer.step()
 
 
-def test_a_detector_that_writes_traces_learns_from_healthy_ones(tmp_path: Path) -> None:
+def test_a_detector_judges_the_traces_that_it_has_written(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    widths = {"healthy": 4, "buggy": 5, "control": 4}
-    for name, width in widths.items():
+    detector = command.detector_named(f"{tmp_path}/own.py:Writes")
+    said = {}
+    for name, width in {"buggy": 5, "control": 4}.items():
         (tmp_path / name).mkdir()
         in_group(1, partial(traced, width=width), tmp_path / name)
-    detector = command.detector_named(f"{tmp_path}/own.py:Writes")
-    assert writes_traces(detector)
-    traces = {name: attachment.traces_of(tmp_path / name, detector.name) for name in widths}
-    with judge(detector, [traces["healthy"]]) as judged:
-        alarms, error = judged(traces["buggy"])
-        assert not error
-        assert "{'6'}" in alarms[0]["text"]
-        assert "buggy" not in alarms[0]["text"]  # its path would reveal it
-        assert judged(traces["control"]) == ([], "")
+        said[name] = judged(detector, attachment.traces_of(tmp_path / name, detector.name))
+    alarms, error = said["buggy"]
+    assert not error
+    assert "{'6'}" in alarms[0]["text"]
+    assert "buggy" not in alarms[0]["text"]  # its path would reveal it
+    assert said["control"] == ([], "")
 
 
 def train_while_nothing_is_recorded(rank: int, folder: Path) -> None:
@@ -268,10 +264,7 @@ def under_guard(rank: int, folder: Path, fault: str) -> None:
 def test_guard_is_scored_as_a_detector(fault: str, checks: set[str], tmp_path: Path) -> None:
     in_group(2, partial(under_guard, fault=fault), tmp_path)
     detector = command.detector_named("guard")
-    assert writes_traces(detector)
-    assert not Scoring([detector], [], [0]).healthy_seeds()  # it learns nothing
-    with judge(detector, []) as judged:
-        alarms, error = judged(attachment.traces_of(tmp_path, detector.name))
+    alarms, error = judged(detector, attachment.traces_of(tmp_path, detector.name))
     assert not error
     assert {alarm["text"].partition(":")[0] for alarm in alarms} == checks
     # Without a wrapper, ranks that reduce nothing may do local SGD: until the last first check.

@@ -4,8 +4,8 @@ For each seed the variant with the bug runs, and each variant without it: the fi
 buggy one with its trigger off. Half of the seeds are drawn anew each time, so that nobody can tune
 a detector to them.
 
-A detector that writes traces learns from those of healthy runs, and then judges each. A trace is
-copied to a folder with a neutral name first, because its own path names the variant.
+A detector that writes traces judges them when all runs are over. A trace is copied to a folder with
+a neutral name first, because its own path names the variant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -40,9 +40,6 @@ from harness.system.files import read_json
 from harness.system.terminal import terminal
 from harness.system.text import short
 
-LEARNED = 2
-"""Healthy runs of each scenario from which a detector that writes traces learns."""
-
 
 @dataclass(frozen=True)
 class Scoring:
@@ -61,12 +58,6 @@ class Scoring:
         half = (len(self.seeds) + 1) // 2
         drawn = (self.first_drawn + n for n in range(len(self.seeds) - half))
         return [*self.seeds[:half], *(n % LARGEST_SEED for n in drawn)]
-
-    def healthy_seeds(self) -> list[int]:
-        """The seeds of runs to learn from; none if no detector learns. None of them is scored."""
-        if not any(map(learns, self.detectors)):
-            return []
-        return [(self.first_drawn + 1000 + n) % LARGEST_SEED for n in range(LEARNED)]
 
 
 def watched_variants(scenario: str) -> tuple[str, ...]:
@@ -104,14 +95,10 @@ def scored(scoring: Scoring, report: Callable[[Score], None]) -> list[Score]:
 
 
 def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
-    """The runs of one scenario: without detectors, once; healthy ones to learn from; and with all
-    detectors for each seed."""
+    """The runs of one scenario: without detectors, once; and with all detectors for each seed."""
     variants = watched_variants(config.scenario)
     seeds = scoring.all_seeds()
     yield replace(config, variants=variants, seed=seeds[0])
-    for healthy in scoring.healthy_seeds():
-        learning = tuple(filter(learns, scoring.detectors))
-        yield replace(config, detectors=learning, seed=healthy, variants=variants[1:2])
     for seed in seeds:
         yield replace(config, detectors=tuple(scoring.detectors), seed=seed, variants=variants)
 
@@ -119,25 +106,14 @@ def _runs(config: RunConfig, scoring: Scoring) -> Iterator[RunConfig]:
 def _of_scenario(
     name: str, runs: Sequence[tuple[RunConfig, Done]], scoring: Scoring
 ) -> Iterator[Score]:
-    learned = len(scoring.healthy_seeds())
-    (_, without), healthy, others = runs[0], runs[1 : 1 + learned], runs[1 + learned :]
+    (_, without), *others = runs
     disturbed = _disturbed(without, others)
     for detector in scoring.detectors:
-        with ExitStack() as stack:
-            judged: Callable[[Path], Judged] | None = None
-            if writes_traces(detector):
-                folders = [
-                    traces_of(ended_run.folder / trial.variant, detector.name)
-                    for _, ended_run in healthy
-                    for trial in ended_run.result.trials
-                    if ended_run.folder is not None and trial.as_expected
-                ]
-                judged = stack.enter_context(judge(detector, folders))
-            trials = [
-                trial
-                for config, ended_run in others
-                for trial in _trials(ended_run, config.seed, detector.name, judged)
-            ]
+        trials = [
+            trial
+            for config, ended_run in others
+            for trial in _trials(ended_run, config.seed, detector)
+        ]
         if disturbed and len(scoring.detectors) == 1:
             trials = [replace(one, changed=one.changed or disturbed) for one in trials]
         failures = [failure for _, ended_run in others for failure in _failures(ended_run)]
@@ -153,21 +129,21 @@ def _failures(ended_run: Done) -> Iterator[str]:
         yield "; ".join(ended_run.result.reasons)
 
 
-def _trials(
-    ended_run: Done, seed: int, detector: str, judged: Callable[[Path], Judged] | None
-) -> Iterator[Watched]:
+def _trials(ended_run: Done, seed: int, detector: DetectorConfig) -> Iterator[Watched]:
     """The trials of a run that showed what is documented, with what a detector reported."""
     if ended_run.folder is None:
         return
     run = read_json(ended_run.folder / RUN_FILE)
     for trial in ended_run.result.trials:
         if trial.as_expected:
-            watched = _watched(trial, seed, detector, reports(ended_run.folder, run, trial.variant))
+            trainings = reports(ended_run.folder, run, trial.variant)
+            watched = _watched(trial, seed, detector.name, trainings)
             overlay = run["trials"][trial.variant].get("overlay") or {}
             pairs = (line.partition("==") for line in overlay.get("lock", ()))
             watched = replace(watched, releases={name: version for name, _, version in pairs})
-            if judged is not None:
-                alarms, error = judged(traces_of(ended_run.folder / trial.variant, detector))
+            if hasattr(kind_of(vars(detector)), "judge"):
+                traces = traces_of(ended_run.folder / trial.variant, detector.name)
+                alarms, error = judged(detector, traces)
                 watched = replace(
                     watched, alarms=[*watched.alarms, *alarms], error=watched.error or error
                 )
@@ -235,45 +211,14 @@ def _facts(folder: Path | None, variant: str) -> list[Any] | None:
         return None
 
 
-Judged = tuple[list[dict[str, Any]], str]
-"""The alarms of a run, and the error of the detector."""
-
-
-def writes_traces(detector: DetectorConfig) -> bool:
-    return hasattr(kind_of(vars(detector)), "judge")
-
-
-def learns(detector: DetectorConfig) -> bool:
-    return hasattr(kind_of(vars(detector)), "fit")
-
-
-@contextmanager
-def judge(detector: DetectorConfig, healthy: Sequence[Path]) -> Iterator[Callable[[Path], Judged]]:
-    """Yields what judges a folder of traces, after the detector has learned from healthy ones."""
+def judged(detector: DetectorConfig, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The alarms of a detector that judges the traces of a run, and the error that it raises."""
+    if not folder.exists():
+        return [], ""
     with tempfile.TemporaryDirectory(prefix="traces-") as place:
-        copied = 0
-
-        def neutral(folder: Path) -> Path:
-            nonlocal copied
-            copied += 1
-            return Path(shutil.copytree(folder, Path(place) / str(copied)))
-
-        instance = kind_of(vars(detector))()
-        error = ""
-        if hasattr(instance, "fit"):
-            _, error = _tried(instance.fit, [neutral(folder) for folder in healthy])
-
-        def judged(folder: Path) -> Judged:
-            if error or not folder.exists():
-                return [], error
-            alarms, raised = _tried(instance.judge, neutral(folder))
-            return [alarm_of(one, 0) for one in several(alarms)], raised
-
-        yield judged
-
-
-def _tried(method: Callable[[Any], Any], argument: Any) -> tuple[Any, str]:
-    try:
-        return method(argument), ""
-    except Exception:
-        return None, traceback.format_exc(limit=-2)
+        traces = Path(shutil.copytree(folder, Path(place) / "run"))
+        try:
+            alarms = kind_of(vars(detector))().judge(traces)
+        except Exception:
+            return [], traceback.format_exc(limit=-2)
+    return [alarm_of(one, 0) for one in several(alarms)], ""
