@@ -60,10 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An unexpected exception is inconclusive: it says nothing about a bug.
     """
-    if "_ARGCOMPLETE" in os.environ:  # a shell completes a word
-        from harness.cli import _completion
-
-        _completion.complete()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # What follows guard is a command, whose own --debug stays.
     ours = arguments.index("guard") + 1 if "guard" in arguments[:2] else len(arguments)

@@ -8,8 +8,6 @@ Releases: 4.34:5.23 (a range, both ends included), all, minor (the last patch of
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import re
@@ -26,7 +24,7 @@ from harness.bugs.api.spec import RELEASED, Verdict
 from harness.bugs.pins import TORCH, here
 from harness.bugs.results import Result, Status
 from harness.cli import Arguments
-from harness.cli._values import output_file, refuse_overwriting
+from harness.cli._values import output_file
 from harness.releases import releases
 from harness.run import command_line
 from harness.run.cells import exit_code
@@ -115,10 +113,8 @@ def parser_of(module: str) -> Arguments:
 
 def main(arguments: list[str]) -> int:
     parser = parser_of(__name__)
-    parser.add_argument("--csv", type=output_file, metavar="FILE", help="write the cells as CSV")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the cells as JSON")
     options = parser.parse_intermixed_args(arguments)
-    refuse_overwriting((options.csv, options.json))
     if options.record:
         refuse_without_checkout("--record")
     sweep, console = sweep_of("matrix", options.overrides), terminal()
@@ -129,8 +125,6 @@ def main(arguments: list[str]) -> int:
     if options.json:
         with writing(options.json, "file"):
             write_whole(options.json, json.dumps([c.of_releases() for c in cells], indent=1) + "\n")
-    if options.csv:
-        _write_csv(options.csv, sweep, cells)
     if options.record:
         from harness.cli import pages
 
@@ -225,18 +219,6 @@ def counted(cells: Sequence[Result]) -> str:
     parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     stored = sum(cell.stored for cell in cells)
     return f"{count(len(cells), 'cell')}: {parts}" + (f" ({stored} stored)" if stored else "")
-
-
-def _write_csv(file: Path, sweep: Sweep, cells: Sequence[Result]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    facts = ("status", "step", "seconds", "lane", "python", "torch", "date", "reason", "run")
-    writer.writerow([*sweep.axes, *facts])
-    for cell in cells:
-        fields: dict[str, object] = {**cell.of_releases()}
-        writer.writerow([*(cell.pins[name] for name in sweep.axes), *(fields[f] for f in facts)])
-    with writing(file, "file"):
-        write_whole(file, text.getvalue())
 
 
 IN_A_ROW = 3
