@@ -12,7 +12,7 @@ from harness.bugs import catalog
 from harness.bugs.api.spec import Finding, Verdict
 from harness.bugs.results import Result, RunResult, Status
 from harness.publish import history
-from harness.publish.history import Change, ReleaseResult, writing
+from harness.publish.history import Change, Nightly, ReleaseResult, writing
 from harness.releases.index import Release
 from harness.run.suite import Done
 from tests.made_up import cell_of
@@ -49,22 +49,21 @@ def the_recorded() -> list[ReleaseResult]:
 
 
 def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
-    """Write two nightlies, and a killed nightly with ``runs``, by scenario."""
+    """Write three nightlies, the last with ``runs``, by scenario."""
+    days = ("2026-02-17", "2026-11-20", "2026-11-21")
+    first, second, third = (Nightly(day, f"{day}T03:00:00", {}, day) for day in days)
+    first.releases = [Release("transformers", v, day) for v, day in DAYS.items()]
+    crash = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
+    first.add_result(ReleaseResult("transformers", crash))
+    about = ("rope_zero_init", "transformers", "5.15.1", str(NO), str(YES))
+    first.changes.append(Change("now affected", *about, f"affected again {EVIL}"))
+    for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
+        second.ours[name] = Done(RunResult(name, verdict, (), ()), 8.0, None)
+    for name, run in runs.items():
+        third.ours[name] = Done(RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run)
     with writing(file) as history:
-        history.add_releases(Release("transformers", v, day) for v, day in DAYS.items())
-        history.start("2026-02-17", "2026-11-20T01:00:00", {})
-        crash = a_cell("trainer_gas_twice", "5.15.1", UNCLEAR, f"a crash: {EVIL}")
-        history.add_result(ReleaseResult("transformers", crash))
-        about = ("rope_zero_init", "transformers", "5.15.1", str(NO), str(YES))
-        history.set_changes([Change("now affected", *about, f"affected again {EVIL}")])
-        history.finish("2026-11-20T02:00:00")
-        history.start("2026-11-20", "2026-11-20T03:00:00", {})
-        for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
-            history.add_verdict(Done(RunResult(name, verdict, (), ()), 8.0, None))
-        history.finish("2026-11-20T04:00:00")
-        history.start("2026-11-21", "2026-11-21T03:00:00", {})
-        for name, run in runs.items():
-            history.add_verdict(Done(RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run))
+        for night in (first, second, third):
+            history.append(night)
     return file
 
 

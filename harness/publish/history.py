@@ -1,8 +1,7 @@
-"""The history: all nightlies in one file of JSON lines. The site is made from it.
+"""The history: all nightlies in one file of JSON lines, a line for each. The site is made from it.
 
-Each line is written as soon as it is known, and belongs to the nightly that started before it: a
-nightly that was killed loses no finished result, and the next one continues it. A later line about
-the same thing replaces an earlier one, so lines are only appended.
+A nightly is written when it has ended. One that was killed leaves no line: the next one tests the
+same releases, and the cache has the cells that were found before.
 
 The results that come with the harness are not in it: they are older than its nightlies.
 """
@@ -88,7 +87,9 @@ class Nightly:
     facts: Mapping[str, Any]
     """The machine, the harness's commit, and whether there was a network."""
     ended: str | None = None
-    """None while it runs, or if it was killed."""
+    """None while it runs."""
+    releases: list[Release] = field(default_factory=list)
+    """Those that the nightly before did not know, or knew otherwise."""
     tested: dict[tuple[str, str, str], ReleaseResult] = field(default_factory=dict)
     """The results of releases, by ``ReleaseResult.key``."""
     ours: dict[str, Done] = field(default_factory=dict)
@@ -113,6 +114,50 @@ class Nightly:
         fresh = [each.cell.seconds for each in self.tested.values() if not each.cell.stored]
         return sum(fresh) + sum(done.seconds for done in self.ours.values())
 
+    def add_result(self, result: ReleaseResult) -> None:
+        self.tested[result.key] = result
+
+    def to_json(self) -> dict[str, Any]:
+        names = [each.name for each in fields(Release) if each.compare]
+        return {
+            "day": self.day,
+            "started": self.started,
+            "facts": self.facts,
+            "ended": self.ended,
+            "releases": [{name: getattr(r, name) for name in names} for r in self.releases],
+            "tested": [[r.package, r.cell.to_json()] for r in self.tested.values()],
+            "ours": [
+                {
+                    "scenario": done.result.scenario,
+                    "verdict": done.result.verdict,
+                    "reasons": done.result.reasons,
+                    "trials": [trial.to_json() for trial in done.result.trials],
+                    "seconds": done.seconds,
+                    "run": str(done.folder) if done.folder else None,
+                }
+                for done in self.ours.values()
+            ],
+            "changes": [vars(change) for change in self.changes],
+            "confirmed": sorted(self.confirmed),
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Nightly:
+        """The nightly of a line; raises ValueError, LookupError or TypeError if it is none."""
+        nightly = Nightly(*(content[name] for name in ("day", "started", "facts", "ended")))
+        nightly.releases = [Release(**release) for release in content["releases"]]
+        for package, cell in content["tested"]:
+            nightly.add_result(ReleaseResult(package, Result.from_json(cell)))
+        for run in content["ours"]:
+            trials = tuple(map(Result.from_json, run["trials"]))
+            verdict, reasons = Verdict(run["verdict"]), tuple(run["reasons"])
+            result = RunResult(run["scenario"], verdict, reasons, trials)
+            folder = Path(run["run"]) if run["run"] else None
+            nightly.ours[result.scenario] = Done(result, run["seconds"], folder)
+        nightly.changes = [Change(**change) for change in content["changes"]]
+        nightly.confirmed = {(scenario, pins) for scenario, pins in content["confirmed"]}
+        return nightly
+
 
 class History:
     """The content of a history file. All lists have the oldest first."""
@@ -124,82 +169,29 @@ class History:
         """By package and version."""
         self._read()
 
-    @property
-    def newest(self) -> Nightly:
-        """The nightly that lines are added to."""
-        return self.nightlies[-1]
-
     def results(self) -> list[ReleaseResult]:
         """The results of releases of all nightlies."""
         return [result for nightly in self.nightlies for result in nightly.results]
 
-    def start(self, day: str, started: str, facts: Mapping[str, Any]) -> None:
-        """Start a nightly, or continue the newest one if it has not ended.
-
-        The days of a history only increase: raises Inconclusive for an earlier day.
-        """
-        if self.nightlies and day < self.newest.day:
-            raise Inconclusive(
-                f"{self.file.name} has a nightly of {self.newest.day}, which is later than {day}: "
-                "is this machine's clock right?"
-            )
-        self._append("nightly", [{"day": day, "started": started, "facts": facts}])
-
-    def finish(self, ended: str) -> None:
-        """Note that the newest nightly has finished."""
-        self._append("ended", [ended])
-
-    def add_releases(self, releases: Iterable[Release]) -> None:
-        """Add releases, or what has changed of them; those that the index no longer names stay as
-        they are."""
+    def news(self, releases: Iterable[Release]) -> list[Release]:
+        """The releases that are new or have changed; from now on they are known. Those that the
+        index no longer names stay as they are."""
         news = [r for r in releases if self.releases.get((r.package, r.version)) != r]
-        names = [each.name for each in fields(Release) if each.compare]
-        self._append("release", [{name: getattr(r, name) for name in names} for r in news])
+        self.releases |= {(release.package, release.version): release for release in news}
+        return news
 
-    def add_result(self, result: ReleaseResult) -> None:
-        """Add the result of a release."""
-        self._append("result", [{"package": result.package, "cell": result.cell.to_json()}])
-
-    def add_verdict(self, done: Done) -> None:
-        """Add the run of one of our own scenarios."""
-        content = {
-            "scenario": done.result.scenario,
-            "verdict": done.result.verdict,
-            "reasons": done.result.reasons,
-            "trials": [trial.to_json() for trial in done.result.trials],
-            "seconds": done.seconds,
-            "run": str(done.folder) if done.folder else None,
-        }
-        self._append("verdict", [content])
-
-    def add_confirmation(self, scenario: str, pins: str) -> None:
-        """Note that a recorded result was run again, with its releases as JSON."""
-        self._append("confirmation", [[scenario, pins]])
-
-    def set_changes(self, changes: Iterable[Change]) -> None:
-        """Replace the changes of the newest nightly."""
-        self._append("changes", [[vars(change) for change in changes]])
-
-    def _append(self, kind: str, contents: Iterable[Any]) -> None:
-        contents = list(contents)
+    def append(self, nightly: Nightly) -> None:
+        """Write a nightly that has ended."""
         with files.writing(self.file, "--history"):
-            lines.append(self.file, [{kind: content} for content in contents])
-        for content in contents:
-            self._add(kind, content)
+            lines.append(self.file, [nightly.to_json()])
+        self.nightlies.append(nightly)
 
     def _read(self) -> None:
         try:
             values, end = lines.read_from(self.file, 0)
             if not end and self.file.stat().st_size:
                 raise ValueError("it has no whole line")  # a writer would remove half a line
-            for value in values:
-                ((kind, content),) = value.items()
-                if kind == "nightly" and "kind" in content:
-                    raise UserError(
-                        f"{self.file} was written by an older version, which numbered its "
-                        "nightlies: name a new file with --history"
-                    )
-                self._add(kind, content)
+            self.nightlies = list(map(Nightly.from_json, values))
         except OSError as error:
             raise Inconclusive(f"cannot read {self.file}: {error.strerror or error}") from None
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -207,44 +199,8 @@ class History:
                 f"{self.file} is damaged ({one_line(str(error))[:200]}) or not a history: restore "
                 "a copy of it, or name another file with --history"
             ) from None
-
-    def _add(self, kind: str, content: Any) -> None:
-        """Add a line, in place of an earlier one about the same thing."""
-        if not self.nightlies and kind not in ("nightly", "release"):
-            raise ValueError(f"it has a {kind} before its first nightly")
-        match kind:
-            case "nightly":
-                nightly = Nightly(content["day"], content["started"], content["facts"])
-                if self.nightlies and not self.newest.ended:
-                    killed = self.nightlies.pop()
-                    nightly.tested, nightly.ours = killed.tested, killed.ours
-                    nightly.changes, nightly.confirmed = killed.changes, killed.confirmed
-                self.nightlies.append(nightly)
-            case "ended":
-                self.newest.ended = content
-            case "release":
-                release = Release(**content)
-                self.releases[release.package, release.version] = release
-            case "result":
-                result = ReleaseResult(content["package"], Result.from_json(content["cell"]))
-                self.newest.tested.pop(result.key, None)  # the new one is the last
-                self.newest.tested[result.key] = result
-            case "verdict":
-                run = RunResult(
-                    content["scenario"],
-                    Verdict(content["verdict"]),
-                    tuple(content["reasons"]),
-                    tuple(map(Result.from_json, content["trials"])),
-                )
-                folder = Path(content["run"]) if content["run"] else None
-                self.newest.ours[run.scenario] = Done(run, content["seconds"], folder)
-            case "changes":
-                self.newest.changes = [Change(**change) for change in content]
-            case "confirmation":
-                scenario, releases = content
-                self.newest.confirmed.add((scenario, releases))
-            case _:
-                raise ValueError(f"it has a line of the kind {kind}")
+        for nightly in self.nightlies:
+            self.news(nightly.releases)
 
 
 @contextmanager

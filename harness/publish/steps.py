@@ -1,7 +1,7 @@
 """A nightly, from the index to the changes: its steps in their order.
 
-Each result goes into the history at once. So the next nightly continues one that was killed, and
-the report of a nightly is read from the history.
+The last step writes the nightly into the history. Cells are in the cache before, so after a nightly
+that was killed the next one runs no release again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from datetime import date, timedelta
 from rich.console import Console
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import Verdict
 from harness.bugs.pins import TORCH
 from harness.publish import changes, confirmations, history, selection
 from harness.publish.history import Change, History, Nightly, ReleaseResult
@@ -61,10 +60,7 @@ class Watch:
     before: Sequence[ReleaseResult] = ()
     """The recorded results, and those of earlier nightlies."""
     seconds: float = 0.0
-
-    @property
-    def nightly(self) -> Nightly:
-        return self.history.newest
+    nightly: Nightly = field(init=False)
 
     @property
     def again(self) -> list[ReleaseResult]:
@@ -136,7 +132,13 @@ def watch(watched: Watch) -> None:
 
 
 def check_the_day(watched: Watch) -> None:
-    """Refuse a day that contradicts the index, before anything is written."""
+    """Refuse a day that contradicts the history or the index, before anything is run."""
+    past = watched.history.nightlies
+    if past and watched.day < past[-1].day:
+        raise Inconclusive(
+            f"{watched.history.file.name} has a nightly of {past[-1].day}, which is later than "
+            f"{watched.day}: is this machine's clock right?"
+        )
     latest = max((r.day for of in _lists(watched.index) for r in of), default="")
     ahead = (date.fromisoformat(watched.day) + timedelta(days=1)).isoformat()
     if latest > ahead:
@@ -147,32 +149,22 @@ def check_the_day(watched: Watch) -> None:
 
 
 def start(watched: Watch) -> None:
-    """Start the nightly, or continue one that was killed."""
+    """Start the nightly."""
     reached = bool(_lists(watched.index)) or not watched.index
     facts = {**machine.facts(), "source": machine.source(), "index": reached}
-    watched.history.start(watched.day, utc_time(), facts)
-    earlier = [r for nightly in watched.history.nightlies[:-1] for r in nightly.results]
-    watched.before = [*history.recorded_results(), *earlier]
+    watched.nightly = Nightly(watched.day, utc_time(), facts)
+    watched.before = [*history.recorded_results(), *watched.history.results()]
 
 
 def add_index(watched: Watch) -> None:
     """Add the releases of the index, and report those that were yanked since."""
     releases = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
-    history, results = watched.history, [*watched.before, *watched.nightly.results]
-    yanked = changes.of_yanked(releases, history.releases, results)
-    earlier = _noted(watched)
-    history.set_changes([*earlier, *(change for change in yanked if change not in earlier)])
-    history.add_releases(releases)
+    watched.nightly.changes += changes.of_yanked(releases, watched.history.releases, watched.before)
+    watched.nightly.releases += watched.history.news(releases)
     faults = (str(fault) for fault in watched.index.values() if isinstance(fault, Fault))
     watched.problems += dict.fromkeys(faults)
     if watched.problems:
         watched.problems.append("only releases in the history are tested")
-
-
-def _noted(watched: Watch) -> list[Change]:
-    """The changes that were seen when something was read or run, and are not compared anew."""
-    kinds = (changes.YANKED, changes.UNLIKE_ITS_RECORD)
-    return [change for change in watched.nightly.changes if change.kind in kinds]
 
 
 def choose(watched: Watch) -> None:
@@ -197,7 +189,7 @@ def choose(watched: Watch) -> None:
     tests.sort(key=lambda t: (t.release.package, t.release.day, t.scenario))
     names = [config.scenario for config in configs]
     of_sources = [t for source in watched.sources for t in selection.of_source(source, names)]
-    watched.history.add_releases({test.release for test in of_sources})
+    watched.nightly.releases += watched.history.news({test.release for test in of_sources})
     certain = {result.key for result in watched.history.results() if result.cell.status.certain}
     for test in of_sources:
         if (test.scenario, test.release.package, test.release.version) not in certain:
@@ -206,7 +198,7 @@ def choose(watched: Watch) -> None:
 
 
 def run_tests(watched: Watch) -> None:
-    """Run the tests; each result is written as soon as it is known."""
+    """Run the tests."""
     if not watched.tests:
         return
     bases = {config.scenario: config for config in watched.configs}
@@ -219,23 +211,22 @@ def run_tests(watched: Watch) -> None:
     with closing(find_all(configs, jobs=jobs, failed=failed)) as cells:
         for number, cell in cells:
             package = watched.tests[number].release.package
-            watched.history.add_result(ReleaseResult(package, cell))
+            watched.nightly.add_result(ReleaseResult(package, cell))
             how = "stored" if cell.stored else f"{cell.seconds:.1f} s"
             watched.console.print(f"  {watched.tests[number]}: {cell.status}  [{how}]")
 
 
 def confirm_recorded(watched: Watch) -> None:
-    """Run recorded results again, and write differences as changes."""
-    history, nightly = watched.history, watched.nightly
+    """Run recorded results again, and note differences as changes."""
+    nightly = watched.nightly
     bases = {config.scenario: config for config in _sound(watched.configs)}
-    days = {key: each.day for each in history.nightlies for key in each.confirmed}
+    days = {key: each.day for each in watched.history.nightlies for key in each.confirmed}
     cells = [
         cell
         for name, base in bases.items()
         for cell in confirmations.recorded([name], platform_here(base))
     ]
-    most = max(watched.most - len(nightly.confirmed), 0)
-    due = confirmations.due(cells, nightly.day, most, days)
+    due = confirmations.due(cells, nightly.day, watched.most, days)
     if not due:
         return
     for confirmation in confirmations.confirm(bases, due):
@@ -243,9 +234,9 @@ def confirm_recorded(watched: Watch) -> None:
         if confirmation.found is None:
             watched.failed.append(str(confirmation))
             continue
-        history.add_confirmation(*confirmations.key(confirmation.recorded))
+        nightly.confirmed.add(confirmations.key(confirmation.recorded))
         if confirmation.is_wrong:
-            history.set_changes([*nightly.changes, _unlike_its_record(confirmation)])
+            nightly.changes.append(_unlike_its_record(confirmation))
 
 
 def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
@@ -263,31 +254,24 @@ def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
 
 
 def run_ours(watched: Watch) -> None:
-    """Run our own scenarios, buggy and fixed, but those that this nightly has reproduced."""
-    ours = watched.nightly.ours
-    configs = [
-        config
-        for config in watched.configs
-        if config.scenario not in ours
-        or ours[config.scenario].result.verdict is not Verdict.REPRODUCED
-    ]
-    if not configs:
-        return
-    with closing(side_by_side(configs, terminal(io.StringIO()))) as ended_runs:
+    """Run our own scenarios, buggy and fixed."""
+    with closing(side_by_side(watched.configs, terminal(io.StringIO()))) as ended_runs:
         for _, ended in ended_runs:
-            watched.history.add_verdict(ended)
+            watched.nightly.ours[ended.result.scenario] = ended
             line = f"  {ended.result.scenario}: {ended.result.verdict}  [{ended.seconds:.1f} s]"
             watched.console.print(f"{line}  {history.why(ended.result)}".rstrip())
 
 
 def finish(watched: Watch) -> None:
-    """Compare the results with the earlier ones, write the changes, and end the nightly."""
-    nightly, releases = watched.nightly, watched.history.releases
-    of_releases = changes.of_releases(nightly.results, watched.before, releases, watched.day)
-    earlier = [done for each in watched.history.nightlies[:-1] for done in each.ours.values()]
-    of_ours = changes.of_ours(nightly.ours.values(), earlier, watched.day)
-    watched.history.set_changes([*_noted(watched), *of_releases, *of_ours])
-    watched.history.finish(utc_time())
+    """Compare the results with the earlier ones, and write the nightly."""
+    nightly, past = watched.nightly, watched.history
+    nightly.changes += changes.of_releases(
+        nightly.results, watched.before, past.releases, watched.day
+    )
+    earlier = [done for each in past.nightlies for done in each.ours.values()]
+    nightly.changes += changes.of_ours(nightly.ours.values(), earlier, watched.day)
+    nightly.ended = utc_time()
+    past.append(nightly)
 
 
 STEPS: tuple[Callable[[Watch], None], ...] = (

@@ -84,7 +84,7 @@ def run_all(docker: Engine, folder: Path, base: str, scenarios: str) -> int:
         tally("a second one, offline", checks.a_nightly_without_network, nightlies, words)
         tally("SIGTERM", checks.ends_at_sigterm, nightlies, words)
         tally("the history after it", checks.history_is_complete, nightlies, 2)
-        tally("the next nightly continues", checks.a_nightly, nightlies, words)
+        tally("the next nightly", checks.a_nightly, nightlies, words)
         tally("the complete history", checks.history_is_complete, nightlies, 3)
         run_compose(nightlies, tally, words)
     finally:

@@ -104,7 +104,7 @@ def test_numbers_alone_are_no_failure(
 def test_watch_reports_a_difference_and_keeps_the_day(world: World) -> None:
     words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
     assert main(words) == ExitCode.NOT_AS_EXPECTED
-    tonight = reading(Path("history.jsonl")).newest
+    tonight = reading(Path("history.jsonl")).nightlies[-1]
     assert len(tonight.confirmed) == 2
     kinds = [(change.kind, change.version) for change in tonight.changes]
     assert ("unlike its record", "0.13.0") in kinds

@@ -23,7 +23,7 @@ HERE = ("cpu", "3.11", "2.13.0")
 
 
 def night(day: str, *results: ReleaseResult) -> Nightly:
-    return Nightly(day, day, {}, day, {each.key: each for each in results})
+    return Nightly(day, day, {}, day, tested={each.key: each for each in results})
 
 
 def chosen(

@@ -19,14 +19,11 @@ import pytest
 from harness.__main__ import main
 from harness.bugs import advisories, catalog
 from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
-from harness.bugs.api.spec import Verdict
-from harness.bugs.results import RunResult
 from harness.cli.site import SITE
 from harness.publish import markdown_pages
 from harness.publish.alive import alive_bugs
 from harness.publish.charts import chart
-from harness.publish.history import recorded_results, writing
-from harness.run.suite import Done
+from harness.publish.history import Nightly, recorded_results, writing
 from harness.system import files
 from harness.system.files import ROOT
 from tests.made_site import EVIL, a_bare_site, a_history, a_site
@@ -416,10 +413,7 @@ def test_two_nightlies_of_one_day_have_different_names(few: None, tmp_path: Path
     file = tmp_path / "history.jsonl"
     with writing(file) as history:
         for started in ("2026-11-22T01:22:40Z", "2026-11-22T03:05:00Z", "2026-11-23T01:00:00Z"):
-            history.start(started[:10], started, {})
-            run = RunResult("bf16_clip", Verdict.REPRODUCED, (), ())
-            history.add_verdict(Done(run, 60.0, None))
-            history.finish(started)
+            history.append(Nightly(started[:10], started, {}, started))
     names = ["2026-11-22 01:22", "2026-11-22 03:05", "2026-11-23 01:00"]
     assert main(["site", "--out", str(tmp_path / "site"), "--history", str(file)]) == 0
     page = (tmp_path / "site" / "nightlies.html").read_text()

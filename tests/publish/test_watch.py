@@ -15,7 +15,6 @@ from harness.__main__ import main
 from harness.bugs import result_file
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import Result, Status
-from harness.publish import changes as compared
 from harness.publish.history import Nightly, newest_certain, reading, writing
 from harness.releases import sources
 from harness.run import cells
@@ -181,41 +180,22 @@ def test_without_a_network_a_nightly_tests_the_releases_in_the_history(
     assert world.versions[-1] == "0.13.2"  # the nightly without a network missed nothing
 
 
-def test_the_next_nightly_continues_one_that_was_killed_and_reports_everything(
+def test_a_nightly_that_was_killed_leaves_nothing_and_the_next_one_reports_everything(
     world: World, capsys: Capture
 ) -> None:
     watch()
-    world.tested.clear()
+    before = FILE.read_bytes()
     appeared(world, "0.13.2", "2024-03-04", YES)
     appeared(world, "0.13.3", "2024-03-04")
     world.releases[0] = release("0.13.0", "2024-01-10", yanked=True)
-    world.killed_after = 1
+    world.killed_after = 2
     assert watch() == 130
     assert "interrupted" in capsys.readouterr().err
+    assert FILE.read_bytes() == before
     world.killed_after = None
-    count = len(nights())
-    assert nights()[-1].ended is None
-    assert [result.version for result in nights()[-1].results] == ["0.13.2"]
     assert watch() == 1
-    assert world.versions == ["0.13.2", "0.13.3"]  # neither was tested twice
-    assert len(nights()) == count
-    assert nights()[-1].ended
     flips = [("now affected", "0.13.2"), ("no longer affected", "0.13.3")]
     assert changes() == [("yanked", "0.13.0"), *flips]
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_finished_runs_of_a_killed_nightly_are_not_repeated(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(compared, "of_ours", interrupted)
-        assert watch() == 130
-    assert watch() == 0
-    assert world.ran == [SCENARIO]
 
 
 def test_only_one_nightly_at_a_time_writes_to_a_history(world: World, capsys: Capture) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.bugs import result_file
-from harness.publish.history import reading, writing
+from harness.publish.history import Nightly, reading, writing
 from harness.system.machine import cache_folder
 from tests.index import Handler, address, file, page, serving
 from tests.nightly_world import NO, YES, result
@@ -58,14 +58,14 @@ def test_a_nightly_of_real_runs_reports_when_a_bug_appeared(
     monkeypatch.setattr(result_file, "statuses", lambda _: [])  # all releases are new
     file, timestamp = sandbox.cwd.parent / "nights.jsonl", "2024-05-15T03:00:00Z"
     with writing(file) as history:
-        history.start("2024-05-15", timestamp, {})
-        history.add_result(result(CLEAN, NO, SCENARIO, PACKAGE))
-        history.finish(timestamp)
+        night = Nightly("2024-05-15", timestamp, {}, timestamp)
+        night.add_result(result(CLEAN, NO, SCENARIO, PACKAGE))
+        history.append(night)
     assert main([*WATCH, f"runs={sandbox.runs}", "--summary", "../night.md"]) == 1
     out = capsys.readouterr().out
     assert "accelerate 0.29.3 (2024-05-16) is affected by sampler_shards; 0.24.1 was" in out
     assert "1 scenario of ours (1 reproduced)" in out
-    nightly = reading(file).newest
+    nightly = reading(file).nightlies[-1]
     assert [(each.version, each.cell.status) for each in nightly.results] == [(AFFECTED, YES)]
     folder = nightly.ours[SCENARIO].folder
     assert folder
