@@ -85,12 +85,7 @@ def check(packages_or_file: Any = None, **arguments: Any) -> CheckResult:
 
 
 def probe(*words: PathLike) -> ProbeResult:
-    """See ``distributed_bugs.probe``."""
-    return of_json(ProbeResult, content_of_probe(words))
-
-
-def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
-    """The JSON of a probe; raises Error if there is none."""
+    """See ``distributed_bugs.probe``. Raises Error if there is no result."""
     texts = [_text("probe", word) for word in words]
     if len(texts) == 1 and len(parts := texts[0].split()) > 1 and not os.path.isfile(texts[0]):
         raise Error(f"write each word by itself: probe({', '.join(map(repr, parts))})")
@@ -98,7 +93,7 @@ def content_of_probe(words: Sequence[PathLike]) -> dict[str, Any]:
         if text.partition("=")[0] == "--json":
             raise Error(NO_JSON)
     content, _ = _run(["probe", "--json", "-", *texts])
-    return content
+    return of_json(ProbeResult, content)
 
 
 def _source(packages_or_file: Any) -> tuple[list[str], str]:

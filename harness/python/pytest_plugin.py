@@ -23,27 +23,20 @@ def probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]:
     """Run a training script in several layouts: ``probe("train.py", "--batch-size", "{rows}")``.
 
     The words are those of the command ``probe``, and the result has what it reports: ``assert
-    report.right``. A script that has not changed is not run again.
+    report.right``.
     """
-    from .commands import Error
-    from .probe_cache import ProbeCache
-
-    cache = ProbeCache(getattr(request.config, "cache", None))
+    from . import commands
 
     def run(*words: str) -> ProbeResult:
         mistake = ""
         try:
-            report, day = cache.probe(words)
-        except Error as error:
+            report = commands.probe(*words)
+        except commands.Error as error:
             mistake = "\n".join([str(error), *error.log])
         if mistake:  # outside of except: pytest would print both errors
             pytest.fail(f"probe: {mistake}", pytrace=False)
         lines = report.text.splitlines()
         ending = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
-        if day:
-            ending.append(
-                f"This is the report of {day}: nothing has changed. --cache-clear runs it"
-            )
         request.node.add_report_section("call", "probe", "\n".join([*lines[:LINES], *ending]))
         return report
 
