@@ -2,10 +2,8 @@
 
     python -m harness new my_bug --buggy accelerate==0.29.3 --fixed 0.30.0
     python -m harness new my_bug --buggy deepspeed==0.15.2        # an edit will put the bug back
-    python -m harness new my_bug --buggy accelerate==0.30.1 --fixed 0.31.0 --like sampler_shards
 
-With --fixed, the files that differ between the two releases are listed for you to choose from. With
---like, the code is that of a finished scenario.
+With --fixed, the files that differ between the two releases are listed for you to choose from.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from packaging.utils import canonicalize_name, canonicalize_version
 import scenarios
 from harness.bugs import bug_file, catalog, packages
 from harness.bugs import pins as upstream
-from harness.bugs.api.spec import HARMS, UNDECIDED, VISIBILITIES
+from harness.bugs.api.spec import HARMS, VISIBILITIES
 from harness.bugs.pins import Stack
 from harness.cli import Arguments, pages, pin, pins_of
 from harness.releases import overlay, releases
@@ -151,7 +149,6 @@ def main(arguments: list[str]) -> int:
         metavar="NAME==VERSION",
         help="another package whose release matters; all others are chosen by date; repeatable",
     )
-    parser.add_argument("--like", metavar="SCENARIO", help="the finished scenario to start from")
     options = parser.parse_args(arguments)
     if options.fixed and not options.buggy:
         raise UserError("--fixed needs --buggy: name the package there, as in accelerate==0.29.3")
@@ -163,13 +160,11 @@ def main(arguments: list[str]) -> int:
             raise UserError(
                 f"--fixed {options.fixed} is the release of --buggy {options.buggy}: name another"
             )
-    new(options.name, chosen, options.fixed, options.like)
+    new(options.name, chosen, options.fixed)
     return ExitCode.AS_EXPECTED
 
 
-def new(
-    name: str, chosen: Mapping[str, str], fixed: str | None = None, like: str | None = None
-) -> None:
+def new(name: str, chosen: Mapping[str, str], fixed: str | None = None) -> None:
     """Write the folder of a scenario with all files that somebody has to finish, or nothing.
 
     ``chosen`` are the pins, the package with the bug first; ``fixed`` is another release of that.
@@ -179,14 +174,13 @@ def new(
     subject = next(iter(chosen), None)
     for package, version in [*chosen.items(), *([(subject, fixed)] if subject and fixed else [])]:
         releases.released(package, version, cache_folder())  # raises if there is none
-    code, bug = (TEMPLATE, _bug(chosen, fixed)) if like is None else _like(like, chosen, fixed)
     parent = parent_folder() / folder(chosen)
     _make_package(parent, f'"""Bugs of {subject or "torch"}."""\n')
     if not (parent / packages.FILE).exists():
         write_whole(parent / packages.FILE, 'repository = "UNFINISHED: OWNER/NAME on GitHub"\n')
     _make_package(parent / name)
-    write_whole(parent / name / f"{catalog.MODULE}.py", code)
-    write_whole(parent / name / bug_file.FILE, bug)
+    write_whole(parent / name / f"{catalog.MODULE}.py", TEMPLATE)
+    write_whole(parent / name / bug_file.FILE, _bug(chosen, fixed))
     libraries = f"torch and {subject}" if subject else "torch"
     write_whole(parent / name / catalog.REPORT_SCRIPT, REPORT.format(libraries=libraries))
     if fixed is None:
@@ -284,27 +278,3 @@ def _sources(site: Path, package: str) -> dict[str, bytes]:
     names = [str(file) for file in distribution.files or () if file.suffix == ".py"]
     names = [name for name in names if not re.search(r"(^|/)(tests?|test_utils|commands)/", name)]
     return {name: (site / name).read_bytes() for name in names if (site / name).is_file()}
-
-
-def _like(original: str, chosen: Mapping[str, str], fixed: str | None) -> tuple[str, str]:
-    """The code and the data of another scenario, with these releases and a title that is
-    unfinished."""
-    catalog.load(original)
-    place = catalog.folder(original)
-    code = (place / f"{catalog.MODULE}.py").read_text(encoding="utf-8")
-    bug = (place / bug_file.FILE).read_text(encoding="utf-8")
-    if chosen:
-        bug = _table("pins").sub(f"[pins]\n{_pins(chosen)}\n", bug)
-    if fixed:
-        bug = re.sub(r"(?m)^files = \[[^]]*\]\n", _files(chosen, fixed), bug)
-        bug = _table(r"variants\.\w+").sub("", bug).rstrip() + f"\n\n{_variants(chosen, fixed)}"
-    heading = f"{UNDECIDED}: a copy of {original}. "
-    return (
-        code.replace('"""', f'"""{heading}', 1),
-        bug.replace('title = "', f'title = "{heading}', 1),
-    )
-
-
-def _table(name: str) -> re.Pattern[str]:
-    """What finds a table of a bug.toml, with the empty line after it."""
-    return re.compile(rf"(?m)^\[{name}\]\n(?:[^\[\n].*\n)*\n?")

@@ -75,20 +75,6 @@ def test_two_releases_make_the_variants_and_list_what_differs(scenario_folder: P
     assert not (file.parent / "mutations.py").exists(), "no edit puts the bug back"
 
 
-def test_one_like_another_has_its_code_and_these_releases(scenario_folder: Path) -> None:
-    like = ["--like", "sampler_shards"]
-    module = written("--buggy", "made-up==1.0", "--fixed", "1.1", *like)
-    bug = catalog.scenario("my_bug")
-    assert bug.pins == {"made-up": "1.0"}
-    assert bug.pins_of("fixed") == {"made-up": "1.1"}
-    assert bug.files == ()
-    assert bug.knobs == catalog.scenario("sampler_shards").knobs
-    assert (
-        module.detect.__code__.co_names == catalog.load("sampler_shards").detect.__code__.co_names
-    )
-    assert catalog.story("my_bug").startswith("UNFINISHED: a copy of sampler_shards. ")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -113,7 +99,6 @@ def test_one_like_another_has_its_code_and_these_releases(scenario_folder: Path)
         (["my_bug", "--buggy", "deepspeed==1.0", "--fixed", "./evil"], "like --fixed 0.19.8"),
         (["my_bug", "--fixed", "1.1"], "--fixed needs --buggy"),
         (["my_bug", "--buggy", "acelerate==1.0"], "no package 'acelerate' in the index"),
-        (["my_bug", "--like", "bf16_clop"], "did you mean bf16_clip?"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
