@@ -209,8 +209,7 @@ def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
     """Write the files of a commit; only those below the folder, if it is not the whole."""
     prefix = _git(repository, "rev-parse", "--show-prefix").strip()
     tree = f"{commit}:{prefix}" if prefix else commit
-    without = [f":(exclude,literal){path}" for path in _not_there(repository, tree)]
-    command = ["git", "-C", str(repository), "archive", "--format=tar", tree, "--", ".", *without]
+    command = ["git", "-C", str(repository), "archive", "--format=tar", tree]
     with tempfile.TemporaryFile() as file:
         process = subprocess.run(
             command, stdout=file, stderr=subprocess.PIPE, env=git.environment(), check=False
@@ -220,24 +219,6 @@ def _copy_commit(repository: Path, commit: str, copy: Path) -> None:
             raise Inconclusive(f"git cannot write the files of {commit[:SHORT]}: {why}")
         file.seek(0)
         archives.unpack(file, copy)
-
-
-def _not_there(repository: Path, tree: str) -> list[str]:
-    """Files of a tree whose content a partial clone lacks. Raises Inconclusive for code."""
-    listed = _git(repository, "ls-tree", "-r", "-z", "--full-tree", tree)
-    files = {}
-    for line in filter(None, listed.split("\0")):
-        about, _, path = line.partition("\t")
-        _, kind, name = about.split()
-        if kind == "blob":
-            files[path] = name
-    names = "\n".join(files.values())
-    checked = git.run(repository, "cat-file", "--batch-check", text=names).stdout
-    missing = {line.split()[0] for line in checked.splitlines() if line.endswith(" missing")}
-    paths = [path for path, name in files.items() if name in missing]
-    if code := [path for path in paths if path.endswith((".py", ".toml", ".cfg"))]:
-        raise Inconclusive(f"the clone {repository} lacks {code[0]}: fetch all of it")
-    return paths
 
 
 def _copy_files(repository: Path, copy: Path) -> None:
