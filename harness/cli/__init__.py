@@ -11,7 +11,7 @@ import ast
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -117,22 +117,3 @@ def refuse_twice(word_of: dict[str, str], name: str, word: str) -> None:
     before = word_of.setdefault(package := canonicalize_name(name), word)
     if before is not word:
         raise UserError(f"{package} is pinned twice, {before} and {word}: leave one out")
-
-
-def refuse_unread(
-    parser: argparse.ArgumentParser,
-    options: argparse.Namespace,
-    read: Iterable[str],
-    clause: str,
-    words: Sequence[str] = (),
-) -> None:
-    """Raise UserError for the first of ``words`` and for an option that is set and not ``read``:
-    its user would believe that it had an effect. ``clause`` says when: ``with --list``."""
-    flags = [
-        action.option_strings[-1]
-        for action in parser._actions
-        if action.option_strings and action.dest not in read
-        if getattr(options, action.dest, action.default) != action.default
-    ]
-    for name in (*words, *flags):
-        raise UserError(f"{name} has no effect {clause}: leave it out")

@@ -4,7 +4,6 @@
     python -m harness score my_detector.py:Detector scenario=torch seed=0,1,2
     python -m harness score samples usual/nan --json scores.json
     python -m harness score guard lane=cpu
-    python -m harness score --list
 
 A detector is a class with attach(model, optimizer, loader, group=...), step(number) and, if it
 needs them, save(path), load(path) and close(). step returns None, or an alarm: a text. A bug counts
@@ -34,13 +33,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import BUGGY, HARMS
-from harness.cli import Arguments, refuse_unread
+from harness.bugs.api.spec import HARMS
+from harness.cli import Arguments
 from harness.cli._values import output_file, refuse_overwriting
 from harness.run import command_line
 from harness.run.run_config import SLURM, DetectorConfig
 from harness.run.score.scores import Detection, Score, without_others
-from harness.run.score.scoring import Scoring, scored, steps_of, watched_variants
+from harness.run.score.scoring import Scoring, scored
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
@@ -53,20 +52,11 @@ STYLES = {Detection.DETECTED: "green", Detection.FALSE_ALARM: "red", Detection.D
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
     parser.add_argument("words", nargs="*", metavar="DETECTOR|KEY=VALUE")
-    parser.add_argument(
-        "--list", action="store_true", help="the scenarios, and what there is to see"
-    )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write the scores")
     options = parser.parse_intermixed_args(arguments)
     overrides = [word for word in options.words if "=" in word]
     words = [word for word in options.words if "=" not in word]
-    if options.list:
-        unread = [word for word in options.words if not word.startswith("scenario=")]
-        refuse_unread(parser, options, ("list",), "with --list", unread)
     names, seeds, others = _chosen(overrides)
-    if options.list:
-        _print_scenarios(names)
-        return ExitCode.AS_EXPECTED
     if not words:
         raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(OURS))
     refuse_overwriting((options.json,), (word.rpartition(":")[0] for word in words))
@@ -175,17 +165,6 @@ def _print_harms(detectors: Sequence[DetectorConfig], scores: Sequence[Score]) -
             cells.append(f"{of.count(Detection.DETECTED)} of {watched_count}")
         rows.append([detector.name, *cells])
     terminal().print(table("Detected, by what the bug does", ["detector", *harms], rows))
-
-
-def _print_scenarios(names: Iterable[str]) -> None:
-    rows = []
-    for name in names:
-        spec = catalog.scenario(name)
-        clean = ", ".join(watched_variants(name)[1:])
-        numbers = [str(spec.ranks_of(BUGGY)), str(len(spec.launches)), str(steps_of(name))]
-        rows.append([name, catalog.subject(name), *numbers, clean])
-    columns = ["scenario", "package", "ranks", "launches", "steps", "variants without the bug"]
-    terminal().print(table("", columns, rows))
 
 
 CLASS = "Detector"

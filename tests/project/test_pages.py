@@ -184,12 +184,12 @@ def test_the_commands_of_the_page_of_detectors_print_what_it_shows(
     lines = [
         line if "scenario=" in line else f"{line} scenario=ddp_converted"
         for line in commands(page)
-        if line.startswith("distributed-bugs score") and "--list" not in line
+        if line.startswith("distributed-bugs score")
     ]
     (example,) = re.findall(r"`(distributed-bugs score guard usual/nan [^`]*)`", page)
     assert len(lines) == 5
     lines = [line.replace("scenario=torch seed=0,1,2", "scenario=ddp_converted") for line in lines]
-    printed = printed_by([*lines, "distributed-bugs score --list", example], tmp_path, tool)
+    printed = printed_by([*lines, example], tmp_path, tool)
     assert (tmp_path / "scores.json").is_file()
     answers = set(map(without_numbers, printed))
     assert [line for line in output_lines(page) if without_numbers(line) not in answers] == []

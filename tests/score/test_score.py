@@ -344,13 +344,6 @@ def test_a_mistake_is_one_line(words: list[str], message: str, tmp_path: Path) -
         command.main(arguments)
 
 
-def test_the_list_names_what_there_is_to_see(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["score", "--list", "scenario=bf16_clip"]) == 0
-    printed = capsys.readouterr().out
-    assert "bf16_clip" in printed
-    assert "control" in printed
-
-
 @pytest.mark.scenario
 def test_a_buggy_release_of_deepspeed_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
     """Its optimizer keeps the gradients in its own buffers."""

@@ -23,18 +23,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from harness.bugs import catalog, pins
-from harness.bugs.api.spec import BUGGY, Lane, Outcome
+from harness.bugs import catalog
+from harness.bugs.api.spec import BUGGY, Outcome
 from harness.bugs.results import Result
 from harness.rank.attachment import file_of, kind_of, traces_of
 from harness.rank.recorder import HARNESS_KINDS
-from harness.rank.run_folder import RUN_FILE, params_of, position_of, records_of
+from harness.rank.run_folder import RUN_FILE, records_of
 from harness.rank.watched import alarm_of, several
 from harness.run.executor import side_by_side
 from harness.run.run_config import LARGEST_SEED, DetectorConfig, RunConfig
 from harness.run.score.scores import Score, Watched, score
 from harness.run.suite import Done
-from harness.run.trials import trial_content
 from harness.system.errors import HarnessError
 from harness.system.files import read_json
 from harness.system.terminal import terminal
@@ -64,17 +63,6 @@ def watched_variants(scenario: str) -> tuple[str, ...]:
     """The variant with the bug, and every one that is expected to be clean."""
     spec = catalog.scenario(scenario)
     return BUGGY, *(v for v in spec.variants if spec.variant(v).expect is Outcome.CLEAN)
-
-
-def steps_of(scenario: str) -> int:
-    """How many steps a rank records in the variant with the bug, over all launches."""
-    spec = catalog.scenario(scenario)
-    chosen = pins.complete(spec, spec.pins_of(BUGGY))
-    trial = trial_content(scenario, BUGGY, {}, chosen, Lane.CPU)
-    run = {"scenario": scenario, "seed": 0, "lane": Lane.CPU, "trials": {BUGGY: trial}}
-    plan, params = catalog.load(scenario).plan, params_of(run, BUGGY)
-    positions = [position_of(run, BUGGY, launch, 0, params) for launch in trial["launches"]]
-    return sum(max(len(set(kind.steps)) for kind in plan(at).values()) for at in positions)
 
 
 def scored(scoring: Scoring, report: Callable[[Score], None]) -> list[Score]:
