@@ -26,9 +26,8 @@ from typing import Any
 
 from harness.bugs import catalog, pins
 from harness.bugs.api.spec import RELEASED, Defect, Lane, Scenario
-from harness.cli import Arguments, pin
+from harness.cli import Arguments
 from harness.releases import archive, overlay, resolution, uv
-from harness.releases.edits import DefectError
 from harness.releases.locks import PYTHONS
 from harness.releases.overlay import Overlay
 from harness.system import archives, machine
@@ -102,19 +101,13 @@ Overlays = dict[str, tuple[pins.Stack, Overlay]]
 """Overlays that are in use, with their releases, by key."""
 
 
-Pins = Sequence[tuple[str, str]]
-"""Releases, as pairs of a package and a version."""
-
-
 @dataclass(frozen=True)
 class Request:
-    """What a bundle contains, and for which machine: it has it in its bundle.json."""
+    """For which machine a bundle is: it has it in its bundle.json."""
 
     source: Mapping[str, Any]
     python: str
     platform: str
-    pins: Pins
-    """Further releases to include."""
 
 
 def _parser() -> Arguments:
@@ -127,8 +120,6 @@ def _parser() -> Arguments:
     add("--python", metavar="3.12", help="the Python of that machine (default: this one)")
     platform = "the platform of that machine, as uv names it"
     add("--platform", default="x86_64-manylinux_2_28", help=platform)
-    form, about = "NAME=VERSION[,VERSION...]", "further releases to include; repeatable"
-    add("--pins", action="append", default=[], metavar=form, help=about)
     return parser
 
 
@@ -156,14 +147,8 @@ def main(arguments: list[str]) -> int:
     if python not in PYTHONS:
         raise UserError(unknown("Python", python, PYTHONS))
     pins.platform_tag(options.platform)  # refuses an unknown one
-    releases = [(name, each) for name, text in map(pin, options.pins) for each in text.split(",")]
-    choices = [each for n in scenarios for each in _choices(catalog.scenario(n), releases)]
-    for name, version in releases:
-        if {name: version} not in choices:
-            about = ", ".join(catalog.scenario(scenario).releases for scenario in scenarios)
-            raise UserError(f"{name} {version}: these scenarios test {about} only")
     source = machine.source()  # before this creates files
-    request = Request(source, python, options.platform, releases)
+    request = Request(source, python, options.platform)
     with _borrowed(scenarios, request, lenient=options.all) as overlays:
         if not overlays:
             raise UserError("no scenario can be included")
@@ -181,26 +166,17 @@ def main(arguments: list[str]) -> int:
     return ExitCode.AS_EXPECTED
 
 
-def _choices(scenario: Scenario, releases: Pins) -> Iterator[dict[str, str]]:
-    """No pins, and each of ``releases`` that the scenario can test."""
-    yield {}
-    for name, version in releases:
-        if name in scenario.pins and pins.covers(scenario, {**scenario.pins, name: version}):
-            yield {name: version}
-
-
 def _editions(scenario: Scenario, request: Request) -> Iterator[Edition]:
     """The overlays of every variant of a scenario, including ``released``."""
     tag = pins.platform_tag(request.platform)
-    for choice in _choices(scenario, request.pins):
-        for variant in (*scenario.variants, RELEASED):
-            chosen = pins.complete(scenario, {**choice, **scenario.pins_of(variant)})
-            if pins.TORCH in chosen:
-                continue  # that machine makes it, from its own torch
-            stack = resolution.stack(
-                scenario, chosen, cache_folder(), python=request.python, platform=tag
-            )
-            yield stack, scenario.variant(variant).defects
+    for variant in (*scenario.variants, RELEASED):
+        chosen = pins.complete(scenario, scenario.pins_of(variant))
+        if pins.TORCH in chosen:
+            continue  # that machine makes it, from its own torch
+        stack = resolution.stack(
+            scenario, chosen, cache_folder(), python=request.python, platform=tag
+        )
+        yield stack, scenario.variant(variant).defects
 
 
 @contextmanager
@@ -216,14 +192,8 @@ def _borrowed(
             _leave_out(name, error, lenient)
     with ExitStack() as leases, overlay.builders() as pool, Progress(terminal()) as progress:
 
-        def lend(stack: pins.Stack, defects: tuple[Defect, ...]) -> Overlay | None:
-            try:
-                return leases.enter_context(overlay.borrow(stack, defects, cache_folder()))
-            except DefectError as error:
-                if not set(stack.pins.items()).intersection(request.pins):
-                    raise
-                terminal().print(f"not included, a release of --pins: {error}")
-                return None
+        def lend(stack: pins.Stack, defects: tuple[Defect, ...]) -> Overlay:
+            return leases.enter_context(overlay.borrow(stack, defects, cache_folder()))
 
         different = {overlay.key(*edition): edition for edition in chain(*editions.values())}
         loans = {key: pool.submit(lend, *edition) for key, edition in different.items()}
@@ -233,8 +203,7 @@ def _borrowed(
             try:
                 for stack, defects in several:
                     key = overlay.key(stack, defects)
-                    if lent := loans[key].result():
-                        overlays[name][key] = stack, lent
+                    overlays[name][key] = stack, loans[key].result()
                     ready = sum(loan.done() for loan in loans.values())
                     progress.tally(f"{ready} of {count(len(loans), 'overlay')}")
             except Unsupported as error:

@@ -209,8 +209,8 @@ def binary() -> str:
         from uv import find_uv_bin
     except ModuleNotFoundError:
         raise Fault(
-            "uv is not installed, and installs what is missing: a bundle has the releases that it "
-            "was made with; make it again with this scenario, or with --pins"
+            "uv is not installed, and installs what is missing: a bundle has the releases of its "
+            "scenarios; make it again with this scenario"
         ) from None
     with _finding:
         return find_uv_bin()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from harness.bugs import catalog, pins
 from harness.bugs.api.spec import Defect
 from harness.cli import bundle
 from harness.rank.manifest import BuiltFile
-from harness.releases import overlay, releases, uv
-from harness.releases.edits import DefectError
+from harness.releases import overlay, uv
 from harness.releases.overlay import Overlay
 from harness.system import archives
 
@@ -44,8 +42,6 @@ def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @contextmanager
     def borrowed(stack: pins.Stack, defects: tuple[Defect, ...], _: Path) -> Iterator[Overlay]:
-        if defects and stack.pins.get("deepspeed") == "0.5.0":
-            raise DefectError("it does not match")
         key = overlay.key(stack, defects)
         yield Overlay(key, Path("none"), "", "", files={"data": BuiltFile(1_000_000, key)})
 
@@ -62,24 +58,6 @@ def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def contents(folder: Path) -> dict[str, Any]:
     text: dict[str, Any] = json.loads((folder / "bundle.json").read_text())
     return text
-
-
-@pytest.mark.usefixtures("without_files")
-def test_a_bundle_contains_the_defects_that_fit_a_release_of_pins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(releases, "released", lambda *_: "2026-01-01")
-    words = ["tied_grad_reduce", "--pins", "deepspeed=0.5.0", "--out", str(tmp_path / "box")]
-    assert main(["bundle", *words]) == 0
-    stacks = contents(tmp_path / "box")["overlays"].values()
-    versions = [stack["pins"]["deepspeed"] for stack in stacks]
-    assert sorted(versions) == ["0.19.8", "0.19.8", "0.5.0"], "0.5.0 only as published"
-    printed = capsys.readouterr().out
-    assert printed.count("not included, a release of --pins: it does not match") == 1
-    assert "3 overlays for Python" in printed
-    scenario = replace(catalog.scenario("tied_grad_reduce"), pins={"deepspeed": "0.5.0"})
-    monkeypatch.setattr(catalog, "scenario", lambda _: scenario)
-    assert main(["bundle", "tied_grad_reduce", "--out", str(tmp_path / "other")]) == 3
 
 
 @pytest.mark.usefixtures("without_files")
