@@ -1,14 +1,12 @@
-"""Makes sites for tests from the recorded runs and a small history."""
+"""Makes sites for tests from a small history."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from harness.__main__ import main
-from harness.bugs import catalog
 from harness.bugs.api.spec import Finding, Verdict
 from harness.bugs.results import Result, RunResult, Status
 from harness.publish import history
@@ -16,12 +14,9 @@ from harness.publish.history import Change, Nightly, ReleaseResult, writing
 from harness.releases.index import Release
 from harness.run.suite import Done
 from tests.made_up import cell_of
-from tests.recording import RECORDED, all_recorded
 
 EVIL = "<script>alert(1)</script>"
 """Pages must show this as text, wherever it comes from."""
-
-LAST = {"bf16_clip": RECORDED}
 
 YES, NO, UNCLEAR = Status.AFFECTED, Status.NOT_AFFECTED, Status.INCONCLUSIVE
 DAYS = dict(
@@ -48,8 +43,8 @@ def the_recorded() -> list[ReleaseResult]:
     return [ReleaseResult("transformers", cell) for cell in cells]
 
 
-def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
-    """Write three nightlies, the last with ``runs``, by scenario."""
+def a_history(file: Path) -> Path:
+    """Write three nightlies."""
     days = ("2026-02-17", "2026-11-20", "2026-11-21")
     first, second, third = (Nightly(day, f"{day}T03:00:00", {}, day) for day in days)
     first.releases = [Release("transformers", v, day) for v, day in DAYS.items()]
@@ -59,8 +54,7 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
     first.changes.append(Change("now affected", *about, f"affected again {EVIL}"))
     for name, verdict in (("bf16_clip", Verdict.REPRODUCED), (EVIL, Verdict.NOT_REPRODUCED)):
         second.ours[name] = Done(RunResult(name, verdict, (), ()), 8.0, None)
-    for name, run in runs.items():
-        third.ours[name] = Done(RunResult(name, Verdict.REPRODUCED, (), ()), 9.0, run)
+    third.ours["bf16_clip"] = Done(RunResult("bf16_clip", Verdict.REPRODUCED, (), ()), 9.0, None)
     with writing(file) as history:
         for night in (first, second, third):
             history.append(night)
@@ -68,12 +62,11 @@ def a_history(file: Path, runs: Mapping[str, Path] = LAST) -> Path:
 
 
 def a_site(folder: Path) -> Path:
-    """A site of the recorded runs of all bugs and a small history, made in a folder."""
-    runs = all_recorded(folder / "runs", catalog.sound())
+    """A site of all bugs and a small history, made in a folder."""
     file, out = a_history(folder / "nights.jsonl"), folder / "site"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(history, "recorded_results", the_recorded)
-        assert main(["site", "--out", str(out), "--history", str(file), "--runs", str(runs)]) == 0
+        assert main(["site", "--out", str(out), "--history", str(file)]) == 0
     return out
 
 

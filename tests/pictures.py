@@ -15,7 +15,6 @@ from harness.publish.inputs import collect
 from harness.publish.site_pages import pages
 from harness.system.files import ROOT, replace_folder
 from tests.chromium import executable
-from tests.recording import all_recorded, recorded
 
 OUT = ROOT / "docs" / "pictures"
 WIDE, PHONE = (1080, 720), (360, 740)
@@ -34,11 +33,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         site = Path(folder) / "site"
-        replace_folder(
-            site,
-            pages(collect(None, [all_recorded(Path(folder) / "runs", recorded())], print)),
-            SITE,
-        )
+        replace_folder(site, pages(collect(None, print)), SITE)
         browser = started.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
         for name, (file, part, (width, height), scheme) in SHOTS.items():
             page = browser.new_page(viewport={"width": width, "height": height})

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import atexit
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -55,13 +54,6 @@ def recorded() -> Mapping[str, Path]:
 
 
 RECORDED = recorded()["bf16_clip"]
-
-
-def all_recorded(folder: Path, names: Iterable[str]) -> Path:
-    """Copy the recorded runs of these bugs, where there are any, into ``folder``."""
-    for name in set(names) & set(recorded()):
-        shutil.copytree(recorded()[name], folder / name)
-    return folder
 
 
 class Recording:

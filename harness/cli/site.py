@@ -1,10 +1,9 @@
 """write all results as a static website
 
     python -m harness site --out build/site
-    python -m harness site --out build/site --history nightly.jsonl --runs runs
+    python -m harness site --out build/site --history nightly.jsonl
 
-Without a history it shows no nightlies, and only the results that come with the harness. Its
-pictures show the newest complete run of each scenario, from the newest nightly and from --runs.
+Without a history it shows no nightlies, and only the results that come with the harness.
 """
 
 from __future__ import annotations
@@ -38,20 +37,11 @@ def main(arguments: list[str]) -> int:
         metavar="FILE",
         help=f"the file with all nightlies (default: {HISTORY}, if it exists)",
     )
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="run folders, or folders of run folders",
-    )
     options = parser.parse_args(arguments)
     out, console = options.out.resolve(), terminal()
     refuse_unless_ours(out, SITE)
     history = options.history or (HISTORY if HISTORY.is_file() else None)
-    site_inputs = collect(history, options.runs, console.print)
+    site_inputs = collect(history, console.print)
     files = pages(site_inputs)
     replace_folder(out, files, SITE)
     bugs = sum(name.startswith("bugs/") for name in files)

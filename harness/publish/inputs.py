@@ -1,13 +1,12 @@
 """The inputs of the site: the statuses of releases, the nightlies, the runs with their evidence.
 
 The statuses come from the newest certain results of a history; without one, from ``results.jsonl``.
-The site shows the newest complete run of each scenario that can be graded.
+Pictures show the recorded run of a scenario.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +21,10 @@ from harness.bugs.results import Result
 from harness.publish import history
 from harness.publish.history import Nightly, ReleaseResult
 from harness.rank import run_folder
-from harness.rank.run_folder import RUN_FILE
 from harness.releases.index import Release
 from harness.run import verdict_text
 from harness.run.grade import grade_with_records, judge
-from harness.system.errors import HarnessError, UserError
-from harness.system.files import read_json
+from harness.system.errors import HarnessError
 from harness.system.text import complaint
 
 Warn = Callable[[str], None]
@@ -85,40 +82,6 @@ class Evidence:
         """The insufficient checks, and whether each fired in the buggy variant."""
         checks = (each.insufficient_checks for each in self.trials if each.variant == BUGGY)
         return next(filter(None, checks), {})
-
-
-def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders at these paths; each path is a run folder, or contains some.
-
-    Raises UserError for a path that is not a folder, or has no run.
-    """
-    run_folders: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"no folder {path}: name a folder of run folders with --runs")
-        inside = [path] if (path / RUN_FILE).is_file() else sorted(path.iterdir())
-        runs = [folder for folder in inside if (folder / RUN_FILE).is_file()]
-        if not runs:
-            raise UserError(f"{path} is no run folder and contains none: name one with --runs")
-        run_folders += runs
-    return run_folders
-
-
-def newest_runs(run_folders: Iterable[Path], warn: Warn) -> dict[str, Evidence]:
-    """The newest complete run of each scenario, by its name."""
-    runs: dict[str, Evidence] = {}
-    started = []
-    for folder in dict.fromkeys(path.resolve() for path in run_folders):
-        try:
-            run = read_json(folder / RUN_FILE)
-            if {BUGGY, FIXED} <= set(run["trials"]):
-                started.append((str(run["started"]), str(folder), str(run["scenario"])))
-        except (HarnessError, OSError, ValueError, KeyError, TypeError) as error:
-            warn(f"{folder} is not the record of a run: {complaint(error)}")
-    for _, path, scenario in sorted(started, reverse=True):
-        if scenario not in runs and (evidence := _complete(Path(path), warn)):
-            runs[scenario] = evidence
-    return runs
 
 
 def _complete(folder: Path, warn: Warn) -> Evidence | None:
@@ -224,38 +187,21 @@ class SiteInputs:
     nightlies: Sequence[Nightly]
     """Oldest first."""
     runs: dict[str, Evidence]
-    """The newest complete run of each scenario, by its name, or the recorded one."""
+    """The recorded run of each scenario that has one, by its name."""
 
 
-def collect(file: Path | None, paths: Sequence[Path], warn: Warn) -> SiteInputs:
+def collect(file: Path | None, warn: Warn) -> SiteInputs:
     """Read all inputs, with the history in a file; ``warn`` gets one line for each that cannot be
-    used.
-
-    A scenario without a run in these folders or in the newest nightly gets its recorded run.
-
-    Raises the errors of ``history.reading``, and UserError if a path of runs is not a folder.
-    """
-    run_folders = folders(paths)
+    used. Raises the errors of ``history.reading``."""
     past = history.reading(file) if file else None
-    nightlies = past.nightlies if past else []
     results = [*history.recorded_results(), *(past.results() if past else ())]
     newest = history.newest_certain(r for r in results if r.cell.scenario in catalog.sound())
     statuses = Statuses(tuple(newest.values()), tuple(past.releases.values() if past else ()))
     for name, why in catalog.broken().items():
         warn(f"{name} is not shown: {why}")
-    runs = newest_runs([*_newest_folders(nightlies, warn), *run_folders], warn)
-    with ExitStack() as stack:
-        missing = [name for name in catalog.sound() if name not in runs]
-        recorded = [stack.enter_context(run_folder.recorded(name)) for name in missing]
-        runs |= newest_runs(filter(None, recorded), warn)
-    return SiteInputs(statuses, nightlies, runs)
-
-
-def _newest_folders(nightlies: Sequence[Nightly], warn: Warn) -> list[Path]:
-    """The run folders of the newest nightly with any; deleted ones are left out."""
-    by_nightly = ([o.folder for o in n.ours.values() if o.folder] for n in reversed(nightlies))
-    folders = next(filter(None, by_nightly), [])
-    for folder in folders:
-        if not folder.is_dir():
-            warn(f"a run folder of the newest nightly was deleted: {folder}")
-    return [folder for folder in folders if folder.is_dir()]
+    runs = {}
+    for name in catalog.sound():
+        with run_folder.recorded(name) as folder:
+            if folder and (evidence := _complete(folder, warn)):
+                runs[name] = evidence
+    return SiteInputs(statuses, past.nightlies if past else [], runs)

@@ -113,11 +113,7 @@ def test_a_nightly_runs_watch_and_site_for_the_mounted_folder(nightlies: Nightli
         "--json": f"{report}/night.json",
     }
     assert site[0] == "site"
-    assert options(site) == {
-        "--out": f"{report}/site",
-        "--history": f"{report}/history.jsonl",
-        "--runs": f"{report}/runs",
-    }
+    assert options(site) == {"--out": f"{report}/site", "--history": f"{report}/history.jsonl"}
     assert environment["HARNESS_RUNS"] == f"{report}/runs"
 
 
