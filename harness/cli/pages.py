@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names, console = options.scenario or catalog.sound(), terminal()
     write(names)
-    others = "" if catalog.broken() else f", {', '.join([*WHOLE, *docs_tables.PARTS])} and stories"
+    others = "" if catalog.broken() else f", {', '.join([*WHOLE, *docs_tables.PARTS])}"
     console.print(f"{len(names)} pages{others}")
     for name, why in catalog.broken().items():
         console.print(f"not that of {name}: {why}")
@@ -84,10 +84,6 @@ def _write_docs() -> None:
     for name, whole in WHOLE.items():
         (DOCS / name).parent.mkdir(exist_ok=True)
         write_whole(DOCS / name, whole())
-    folder = DOCS / "stories"
-    folder.mkdir(exist_ok=True)
-    for name, text in markdown_pages.of_stories():
-        write_whole(folder / name, text)
     for name in docs_tables.PARTS:
         if (file := DOCS / name).is_file():
             write_whole(file, docs_tables.updated(name, file.read_text(encoding="utf-8")))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
+
+from packaging.version import Version
 
 from harness.bugs import catalog, lookup, result_file
 from harness.bugs.api.spec import BUGGY, HARMS, Scenario
 from harness.bugs.lookup import RIGHT, UNKNOWN, WRONG
 from harness.bugs.periods import alive, newest, periods, tested
 from harness.bugs.pins import describe
+from harness.bugs.results import Status
 from harness.publish.gpu_evidence import evidence
 from harness.rank.guard.check_table import CHECKS
 from harness.rank.models.answer import Answer, AnswerStatus
@@ -153,9 +159,9 @@ def _found_by_probe() -> str:
     )
 
 
-def link(name: str) -> str:
-    """A link to a bug's page."""
-    return f"[`{name}`](../scenarios/{catalog.folder(name).parent.name}/{name}/README.md)"
+def link(name: str, up: str = "..") -> str:
+    """A link to a bug's page, from a page in docs/ or as far below the project as ``up`` says."""
+    return f"[`{name}`]({up}/scenarios/{catalog.folder(name).parent.name}/{name}/README.md)"
 
 
 def _broken_relations(signature: Signature) -> str:
@@ -190,6 +196,48 @@ def _inferred() -> str:
     )
 
 
+def _story(*names: str) -> str:
+    """Several bugs of one piece of upstream's code, and which releases have which."""
+    bugs = [
+        [
+            str(number),
+            link(name, "../.."),
+            markdown(catalog.scenario(name).title),
+            "<br>".join(map(str, periods(name))),
+        ]
+        for number, name in enumerate(names, 1)
+    ]
+    numbers = [number for number, *_ in bugs]
+    rows = [[versions, *(SIGNS.get(s, "?") for s in of)] for versions, of in spans(names)]
+    return "\n\n".join(
+        [
+            "## The bugs",
+            markdown_table(["", "scenario", "what happens", "affected releases"], bugs),
+            "## The releases",
+            "The columns are the bugs by their numbers: ● affected, ○ not affected, ? not clear. A "
+            "release that was not tested with a bug has the status of its tested neighbours, if "
+            "they agree.",
+            markdown_table([catalog.subject(names[0]), *numbers], rows),
+        ]
+    )
+
+
+SIGNS = {Status.AFFECTED: "**●**", Status.NOT_AFFECTED: "○", None: ""}
+
+
+def spans(names: Sequence[str]) -> list[tuple[str, tuple[Status | None, ...]]]:
+    """Consecutive releases, ``1.0 to 1.2``, with the same status of each bug; None if it is not
+    known."""
+    by_bug = [tested(name) for name in names]
+    versions = sorted({version for of in by_bug for version in of}, key=Version)
+    rows = [
+        (v, tuple(of.get(v) or lookup.infer(of.items(), v).status for of in by_bug))
+        for v in versions
+    ]
+    groups = [(of, [v for v, _ in group]) for of, group in itertools.groupby(rows, itemgetter(1))]
+    return [(" to ".join(dict.fromkeys((those[0], those[-1]))), of) for of, those in groups]
+
+
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "../README.md": {"the numbers": _numbers},
     "bugs.md": {"the bugs": _bugs},
@@ -197,6 +245,24 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "guard.md": {"checks": _checks},
     "probe_results.md": {"the bugs that probe finds": _found_by_probe},
     "ranges.md": {"ranges": _ranges},
+    "stories/deepspeed_pipeline.md": {
+        "the bugs": partial(_story, "pipeline_gas_never", "pipeline_gas_twice")
+    },
+    "stories/trainer_loss.md": {
+        "the bugs": partial(
+            _story,
+            "trainer_token_mean",
+            "trainer_gas_never",
+            "trainer_counts_first_label",
+            "label_smoothing_gas",
+            "moe_aux_world",
+            "trainer_gas_llama",
+            "gpt2_counts_first_label",
+            "heads_gas_ranks",
+            "eval_loss_ranks",
+            "trainer_gas_twice",
+        )
+    },
     "trust.md": {"inferred": _inferred},
 }
 """The generated parts of pages, by their path from docs/, with the functions that generate them."""

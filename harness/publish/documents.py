@@ -21,7 +21,7 @@ FOLDER = "docs"
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Documents outside that folder."""
 
-MADE = ("scenarios/", f"{FOLDER}/stories/", f"{FOLDER}/alive.md")
+MADE = ("scenarios/", f"{FOLDER}/alive.md")
 """What the site makes itself: an installed package has no other documents."""
 
 

@@ -1,26 +1,16 @@
-"""The pages of docs/ and of scenarios that are made from templates, as Markdown.
-
-A story is about several bugs of one piece of upstream's code, on one axis of releases.
-"""
+"""The pages of docs/ and of scenarios that are made from templates, as Markdown."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from packaging.version import Version
 
 from harness.bugs import catalog
-from harness.bugs.api.spec import Story
-from harness.bugs.lookup import infer
-from harness.bugs.periods import tested
-from harness.bugs.results import Status
 from harness.publish.alive import AliveBug, alive_bugs
 from harness.publish.bugs import Bug
 from harness.system.installation import for_readers
@@ -28,9 +18,6 @@ from harness.system.text import LINK, count, markdown
 
 BARE = re.compile(rf"(?<![(<]){LINK.pattern}")
 """An address that is not part of a link."""
-
-SIGNS = {Status.AFFECTED: "**●**", Status.NOT_AFFECTED: "○", None: ""}
-
 
 PAGE = "README.md"
 """The page of a scenario, in its folder."""
@@ -53,55 +40,6 @@ def of_living(bugs: Sequence[AliveBug] | None = None) -> str:
     return _page("alive", bugs=alive_bugs() if bugs is None else bugs)
 
 
-def of_stories() -> Iterator[tuple[str, str]]:
-    """The file name and the text of each page in docs/stories."""
-    for story in stories():
-        bugs = [Bug(name) for name in story.scenarios]
-        text = _page("story", story=story, bugs=bugs, subject=subject(story), spans=spans(story))
-        yield f"{story.name}.md", text
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive tested releases with the same status of each bug."""
-
-    releases: tuple[str, ...]
-    """Oldest first."""
-    statuses: Mapping[str, Status | None]
-    """Of each scenario of the story; None if it is not known."""
-
-    def __str__(self) -> str:
-        start, end = self.releases[0], self.releases[-1]
-        return start if start == end else f"{start} to {end}"
-
-
-def stories() -> tuple[Story, ...]:
-    """All stories, with the scenarios that the catalogue has."""
-    from scenarios.stories import STORIES
-
-    return STORIES
-
-
-def subject(story: Story) -> str:
-    """The package that the story is about."""
-    return catalog.scenario(story.scenarios[0]).subject
-
-
-def spans(story: Story) -> list[Span]:
-    """The releases of a story, oldest first. A release that a bug was not tested with takes the
-    status of its tested neighbours, if they agree."""
-    by_scenario = {name: tested(name) for name in story.scenarios}
-    versions = sorted({version for each in by_scenario.values() for version in each}, key=Version)
-    rows = [
-        (v, {n: of.get(v) or infer(of.items(), v).status for n, of in by_scenario.items()})
-        for v in versions
-    ]
-    return [
-        Span(tuple(version for version, _ in group), statuses)
-        for statuses, group in itertools.groupby(rows, key=lambda row: row[1])
-    ]
-
-
 def _page(template: str, **content: Any) -> str:
     return for_readers(_templates().get_template(f"{template}.md.j2").render(**content))
 
@@ -117,7 +55,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     jinja.filters |= {"prose": markdown, "cell": _cell, "count": count, "beginning": _beginning}
-    jinja.globals |= {"facts": _facts, "signs": SIGNS}
+    jinja.globals["facts"] = _facts
     return jinja
 
 

@@ -54,15 +54,13 @@ def pages(site_inputs: SiteInputs) -> Files:
     """Every file of the site, by its path in it."""
     bugs = [ShownBug(name, site_inputs) for name in catalog.sound()]
     upstreams, alive = site_inputs.statuses.packages(), by_harm(b.alive for b in bugs if b.alive)
-    generated = {f"docs/stories/{name}": text for name, text in markdown_pages.of_stories()}
-    generated["docs/alive.md"] = markdown_pages.of_living(alive)
+    generated = {"docs/alive.md": markdown_pages.of_living(alive)}
     papers = list(documents(repository(), generated))
     content = {
         "bugs": bugs,
         "upstreams": upstreams,
         "statuses": site_inputs.statuses,
         "nightlies": site_inputs.nightlies,
-        "stories": markdown_pages.stories(),
         "papers": papers,
     }
     files: dict[str, str | bytes] = {

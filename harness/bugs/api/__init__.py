@@ -50,7 +50,6 @@ from harness.bugs.api.spec import (
     Record,
     Records,
     Scenario,
-    Story,
     Trials,
     Variant,
     together,

@@ -456,16 +456,3 @@ class Point:
     @property
     def upstream(self) -> str:
         return self.name.rpartition(".")[0]
-
-
-@dataclass(frozen=True)
-class Story:
-    """Several bugs of one piece of upstream's code, told together on one axis of releases."""
-
-    name: str
-    """Of its page."""
-    title: str
-    text: str
-    """Paragraphs with an empty line between them; code stands in backticks."""
-    scenarios: tuple[str, ...]
-    """In the order of their first affected releases; all have the same subject."""
