@@ -115,7 +115,7 @@ def composed(words: Sequence[str]) -> tuple[DictConfig, str]:
     overrides = _parsed(words)
     options = _options(overrides)
     scenario = options.pop("scenario")
-    groups = [f"{group}={option}" for group, option in options.items() if option != "null"]
+    groups = [f"{group}={option}" for group, option in options.items()]
     with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
         config = hydra.compose("config", overrides=groups)
     _fill(config, scenario)
@@ -126,14 +126,9 @@ def composed(words: Sequence[str]) -> tuple[DictConfig, str]:
 
 
 def _fill(config: DictConfig, scenario: str) -> None:
-    """Add the parameters and pins of a scenario; several have none in common. Raises UserError for
-    a preset with parameters that it does not have."""
+    """Add the parameters and pins of a scenario; several have none in common."""
     bug = catalog.scenario(scenario) if scenario in catalog.names() else None
-    preset = config.scenario or {}
-    for name in preset:
-        if bug is None or name not in bug.knobs:
-            raise UserError(f"this preset is for another scenario: there is no scenario.{name}")
-    config.scenario = OmegaConf.merge(OmegaConf.structured(bug.params), preset) if bug else {}
+    config.scenario = OmegaConf.structured(bug.params) if bug else {}
     config.pins = dict.fromkeys(bug.pins if bug else (), AUTO)
 
 
@@ -190,7 +185,7 @@ def _options(overrides: Iterable[Override]) -> dict[str, str]:
                 raise UserError(catalog.unknown_scenario(option, ALL))
         elif group not in GROUPS:
             continue
-        elif option not in GROUPS[group] and (group, option) != ("preset", "null"):
+        elif option not in GROUPS[group]:
             raise UserError(unknown(group, option, GROUPS[group]))
         options[group] = option
     if "scenario" not in options:

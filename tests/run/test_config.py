@@ -55,11 +55,6 @@ def test_each_lane_is_a_file_of_configs(lane: str) -> None:
     assert composed(f"lane={lane}").launch.lane == lane
 
 
-def test_a_preset_sets_parameters_of_its_scenario() -> None:
-    params = compose(["scenario=fp16_overflow", "preset=fp16_slow", "scenario.steps=7"]).params
-    assert (params.ramp, params.steps) == (1000, 7)
-
-
 @pytest.mark.parametrize(
     ("words", "variants"),
     [
@@ -149,8 +144,6 @@ NO_DEADLINES = ("0", "-1", "nan", "inf")
         ("+nope.a=${nope}", "no key 'nope.a'"),
         ("variant.a.b=1", "no key 'variant.a.b'"),
         ("~pins", "~pins: no key can be removed: write KEY=VALUE"),
-        ("preset=nope", "no preset 'nope'. Choices: fp16_slow."),
-        ("preset=fp16_slow", "this preset is for another scenario: there is no scenario.ramp"),
     ],
 )
 def test_a_mistake_is_one_line(override: str, message: str) -> None:
@@ -158,10 +151,6 @@ def test_a_mistake_is_one_line(override: str, message: str) -> None:
         composed(override)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-def test_no_preset_is_one_that_is_null() -> None:
-    assert composed("preset=null").params == composed().params
 
 
 @pytest.mark.parametrize("value", ["../x", "'../x'"])
