@@ -49,7 +49,6 @@ def main(arguments: list[str]) -> int:
         help="the file with all nightlies (default: %(default)s)",
     )
     parser.add_argument("--summary", type=output_file, metavar="FILE", help="write Markdown")
-    parser.add_argument("--junitxml", type=output_file, metavar="FILE", help="write JUnit's XML")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write JSON")
     parser.add_argument(
         "--confirm",
@@ -66,10 +65,9 @@ def main(arguments: list[str]) -> int:
         help="also test this checkout of a package; repeatable",
     )
     options = parser.parse_intermixed_args(arguments)
-    refuse_overwriting((options.summary, options.junitxml, options.json, options.history))
+    refuse_overwriting((options.summary, options.json, options.history))
     files: dict[report.Make, Path | None] = {
         report.markdown: options.summary,
-        report.junit: options.junitxml,
         report.as_json: options.json,
     }
     configs = configs_of(options.overrides)

@@ -1,4 +1,4 @@
-"""The report of a nightly: on the terminal, as Markdown for a job's summary, as JUnit and JSON."""
+"""The report of a nightly: on the terminal, as Markdown for a job's summary, and as JSON."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
-from xml.etree import ElementTree
 
 from rich.console import Console
 
 from harness.bugs.api.spec import Verdict
 from harness.bugs.results import CellJson
 from harness.publish import changes
-from harness.publish.history import Change, ReleaseResult, why
+from harness.publish.history import Change, why
 from harness.publish.steps import Watch
-from harness.run.suite import Done
-from harness.system.errors import ExitCode
 from harness.system.files import write_whole, writing
 from harness.system.terminal import table
-from harness.system.text import count, markdown_escaped, markdown_table, plain, short
+from harness.system.text import count, markdown_escaped, markdown_table, short
 
 COLUMNS = ["scenario", "package", "release", "of", "status", "changed", "why not certain"]
 OURS = ["scenario", "verdict", "seconds", "why"]
@@ -122,56 +119,6 @@ def _paragraph(text: str) -> str:
     """The message of a change, with its command as code."""
     why, see, command = text.partition(changes.SEE)
     return f"{markdown_escaped(why)} {see.strip()} `{command}`" if see else markdown_escaped(text)
-
-
-def junit(summary: Watch) -> str:
-    """A test case for each scenario of ours and each tested release; a failure if it got worse."""
-    suites = ElementTree.Element("testsuites")
-    attributes = {"name": f"nightly of {summary.nightly.day}", "time": f"{summary.seconds:.1f}"}
-    suite = ElementTree.SubElement(suites, "testsuite", attributes)
-    for name, done in summary.nightly.ours.items():
-        _own_case(suite, summary, name, done)
-    for result in summary.nightly.results:
-        _release_case(suite, summary, result)
-    for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped",) * 2):
-        suite.set(attribute, str(len(suite.findall(f"*/{tag}"))))
-    suite.set("tests", str(len(suite)))
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _own_case(suite: ElementTree.Element, summary: Watch, name: str, done: Done) -> None:
-    case = _case(suite, "ours", name, done.seconds)
-    worse = [c for c in _changes_of(summary, (name, None, None)) if c.is_worse]
-    code, verdict, reasons = done.result.exit_code, done.result.verdict, short(why(done.result))
-    if worse or code == ExitCode.NOT_AS_EXPECTED:
-        _mark(case, "failure", verdict, worse[0].message if worse else reasons)
-    elif code == ExitCode.UNSUPPORTED:
-        _mark(case, "skipped", reasons)
-    elif code:
-        _mark(case, "error", verdict, reasons)
-
-
-def _release_case(suite: ElementTree.Element, summary: Watch, result: ReleaseResult) -> None:
-    cell, name = result.cell, f"{result.package} {result.version}"
-    case = _case(suite, cell.scenario, name, cell.seconds)
-    worse = [c for c in _changes_of(summary, result.key) if c.is_worse]
-    if worse:
-        _mark(case, "failure", worse[0].kind, worse[0].message)
-    elif not cell.status.certain:
-        _mark(case, "skipped", f"{cell.status}: {short(cell.reason)}")
-    else:
-        ElementTree.SubElement(case, "system-out").text = str(cell.status)
-
-
-def _case(suite: ElementTree.Element, group: str, name: str, seconds: float) -> ElementTree.Element:
-    attributes = {"classname": f"watch.{group}", "name": name, "time": f"{seconds:.2f}"}
-    return ElementTree.SubElement(suite, "testcase", attributes)
-
-
-def _mark(case: ElementTree.Element, kind: str, message: str, text: str = "") -> None:
-    mark = ElementTree.SubElement(case, kind, message=plain(message))
-    mark.text = plain(text) or None
 
 
 SCHEMA = 3

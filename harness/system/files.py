@@ -245,15 +245,17 @@ def refuse_unless_ours(out: Path, output: Output) -> None:
 def replace_folder(out: Path, files: Files, output: Output) -> None:
     """Write the files to a temporary folder, then replace ``out`` with it.
 
-    Raises the errors of ``refuse_unless_ours``, and Inconclusive if it cannot be written; then the
-    old folder is unchanged.
+    Raises the errors of ``refuse_unless_ours``, and Inconclusive if it cannot be written; the old
+    folder goes only when the new one is complete.
     """
     refuse_unless_ours(out, output)
     with writing(out, "--out"):
         aside = new_folder_beside(out)
         try:
             _write(aside, files, output)
-            _replace(out, aside)
+            if out.exists():
+                shutil.rmtree(out)
+            aside.rename(out)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -288,21 +290,6 @@ def _write(folder: Path, files: Files, output: Output) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     listing = {"made by": output.maker, "files": sorted(files)}
     write_whole(folder / output.mark, json.dumps(listing) + "\n")
-
-
-def _replace(out: Path, aside: Path) -> None:
-    """Rename; if that fails, the old folder is restored."""
-    if not out.exists():
-        aside.rename(out)
-        return
-    old = aside.with_name(f"{aside.name}.old")
-    out.rename(old)
-    try:
-        aside.rename(out)
-    except BaseException:
-        old.rename(out)
-        raise
-    shutil.rmtree(old)
 
 
 def write_json(path: Path, data: Any) -> None:

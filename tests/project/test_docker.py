@@ -109,7 +109,6 @@ def test_a_nightly_runs_watch_and_site_for_the_mounted_folder(nightlies: Nightli
     assert options(watch) == {
         "--history": f"{report}/history.jsonl",
         "--summary": f"{report}/summary.md",
-        "--junitxml": f"{report}/junit.xml",
         "--json": f"{report}/night.json",
     }
     assert site[0] == "site"

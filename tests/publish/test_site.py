@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -20,7 +19,6 @@ from harness.__main__ import main
 from harness.bugs import advisories, catalog
 from harness.bugs.api.pictures import Bars, Grid, Lines, Picture
 from harness.cli.site import SITE
-from harness.publish import markdown_pages
 from harness.publish.alive import alive_bugs
 from harness.publish.charts import chart
 from harness.publish.history import Nightly, recorded_results, writing
@@ -79,7 +77,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site of a small history, and of the bugs that it is about."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalog, "sound", lambda: SHOWN)
-        patch.setattr(markdown_pages, "stories", lambda: ())
         return a_site(tmp_path_factory.mktemp("site"))
 
 
@@ -267,36 +264,14 @@ def test_a_site_is_replaced_completely(small: Path) -> None:
     assert os.listdir(small.parent) == ["site"], "a file is left beside it"
 
 
-@pytest.mark.parametrize("failing", ["_write", "_replace"])
 def test_the_old_site_stays_if_the_new_one_cannot_be_written(
-    failing: str, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     before = content(small)
-
-    monkeypatch.setattr(files, failing, full_disk)
+    monkeypatch.setattr(files, "_write", full_disk)
     assert "no room on the disk" in refused(capsys, ["site", "--out", str(small)], code=3)
     assert content(small) == before
     assert os.listdir(small.parent) == ["site"]
-
-
-def test_the_old_site_is_restored_if_the_rename_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "site"
-    files.replace_folder(out, {"index.html": "old"}, SITE)
-    rename, targets = Path.rename, []
-
-    def second_fails(self: Path, target: Path) -> Path:
-        targets.append(target)
-        if len(targets) == 2:
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", second_fails)
-    with pytest.raises(Exception, match="cannot write"):
-        files.replace_folder(out, {"index.html": "new"}, SITE)
-    assert (out / "index.html").read_text() == "old"
-    assert os.listdir(tmp_path) == ["site"]
 
 
 def test_the_history_in_the_working_directory_is_the_default(

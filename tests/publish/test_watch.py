@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 import pytest
 
@@ -22,7 +20,7 @@ from harness.system.errors import Fault, HarnessError, UserError
 from tests.made_up import scenario_files
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
 from tests.sandbox import refused
-from tests.schemas import complaints, names_in, names_of_the_schema
+from tests.schemas import complaints
 
 __all__ = ["world"]
 
@@ -135,7 +133,7 @@ def test_a_scenario_of_ours_that_no_longer_reproduces_is_reported_once_and_keeps
     world.verdict = Verdict.NOT_REPRODUCED
     assert watch() == 1
     assert f"{SCENARIO} no longer reproduces on the releases" in capsys.readouterr().out
-    assert junit()[0].get("failures") == "1"
+    assert watch() == 1
     assert changes() == [("no longer reproduces", None)]
     world.verdict = Verdict.REPRODUCED
     assert watch() == 0
@@ -226,7 +224,6 @@ def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) ->
         (["--multirun"], "unrecognized arguments: --multirun"),
         (["lane=tpu"], "Choices: auto, cpu, gpu"),
         (["--summary", "nowhere/night.md"], "no folder nowhere for night.md"),
-        (["--junitxml", "nowhere/night.xml"], "no folder nowhere for night.xml"),
         (["--json", "nowhere/night.json"], "no folder nowhere for night.json"),
         (["--history", "nowhere/h.jsonl"], "no folder nowhere for h.jsonl"),
     ],
@@ -267,15 +264,6 @@ def worse_night(world: World) -> None:
         appeared(world, version, "2024-03-04", status)
 
 
-def junit() -> tuple[Element, list[Element]]:
-    """The suite of a nightly's JUnit file, and the suite's cases."""
-    watch("--junitxml", "night.xml")
-    suites = ElementTree.parse("night.xml").getroot()
-    assert names_in(suites) <= names_of_the_schema()
-    (suite,) = suites
-    return suite, list(suite)
-
-
 def test_the_summary_has_changes_for_the_worse_and_tables(world: World) -> None:
     worse_night(world)
     assert watch("--summary", "night.md") == 1
@@ -300,34 +288,19 @@ def test_text_of_upstream_is_escaped(world: World, monkeypatch: pytest.MonkeyPat
         return replace(cell, reason="<img src=x> | `a` [b](c)\x1b[2J")
 
     monkeypatch.setattr(cells, "find", nasty)
-    assert watch("--summary", "night.md", "--junitxml", "night.xml") == 1
+    assert watch("--summary", "night.md") == 1
     text = Path("night.md").read_text()
     assert "<img" not in text.replace("\\<img", "")
     assert "\x1b" not in text
     row = next(line for line in text.splitlines() if line.startswith("| clip") and "0.13.2" in line)
     assert row.replace("\\|", "").count("|") == 8
-    ElementTree.parse("night.xml")
 
 
-def test_junit_has_a_case_for_each_scenario_and_each_release(world: World) -> None:
-    worse_night(world)
-    suite, cases = junit()
-    assert {(c.get("classname"), c.get("name")): [e.tag for e in c] for c in cases} == {
-        ("watch.ours", SCENARIO): [],
-        (f"watch.{SCENARIO}", "deepspeed 0.13.2"): ["failure"],
-        (f"watch.{SCENARIO}", "deepspeed 0.13.3"): ["system-out"],
-        (f"watch.{SCENARIO}", "deepspeed 0.14.0"): ["failure"],
-    }
-    assert [suite.get(k) for k in ("tests", "failures", "errors", "skipped")] == [*"4200"]
-
-
-def test_a_release_that_stays_inconclusive_is_one_line_and_skipped_in_junit(
-    world: World, capsys: Capture
-) -> None:
+def test_a_release_that_stays_inconclusive_is_one_line(world: World, capsys: Capture) -> None:
     world.statuses["0.13.1"] = UNCLEAR
     watch()
     capsys.readouterr()
-    assert junit()[0].get("skipped") == "1"
+    watch()
     out = capsys.readouterr().out
     assert f"1 release tested again, still without a certain status: {SCENARIO}" in out
     assert "why not certain" not in out  # the table does not repeat earlier reports
@@ -346,20 +319,14 @@ def test_json_has_all_results(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "code", "tag"),
-    [
-        (Verdict.NOT_REPRODUCED, 1, "failure"),
-        (Verdict.INCONCLUSIVE, 3, "error"),
-        (Verdict.UNSUPPORTED, 0, "skipped"),
-    ],
+    ("verdict", "code"),
+    [(Verdict.NOT_REPRODUCED, 1), (Verdict.INCONCLUSIVE, 3), (Verdict.UNSUPPORTED, 0)],
 )
-def test_the_verdict_of_our_scenario_decides_the_exit_code_and_the_case_of_junit(
-    world: World, verdict: Verdict, code: int, tag: str
+def test_the_verdict_of_our_scenario_decides_the_exit_code(
+    world: World, verdict: Verdict, code: int
 ) -> None:
     world.verdict = verdict
     assert watch() == code
-    (case,) = [c for c in junit()[1] if c.get("classname") == "watch.ours"]
-    assert [e.tag for e in case] == [tag]
 
 
 def test_a_nightly_reports_a_regression_of_a_source_once(
