@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
@@ -26,13 +26,13 @@ from harness.bugs.api.spec import RELEASED
 from harness.bugs.commits import BugCommit
 from harness.bugs.pins import here
 from harness.bugs.results import Result, Status
-from harness.cli.matrix import FAULTS, STYLES, Streak, Sweep, describe, parser_of, sweep_of
+from harness.cli.matrix import STYLES, Sweep, describe, parser_of, sweep_of
 from harness.releases import releases, sources
 from harness.run import command_line
 from harness.run.cells import not_run
 from harness.run.executor import find_all
 from harness.run.run_config import RunConfig
-from harness.system.errors import ExitCode, Fault, Inconclusive, UserError, unknown
+from harness.system.errors import ExitCode, Inconclusive, UserError, unknown
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.machine import cache_folder
 from harness.system.terminal import Progress, terminal
@@ -220,7 +220,6 @@ class _Tester:
     console: Console
     progress: Progress
     again: bool
-    streak: Streak = field(default_factory=Streak)
 
     def find(self, indices: Sequence[int]) -> None:
         """Find and print the cells of some releases, as many at once as there is room for."""
@@ -232,10 +231,6 @@ class _Tester:
             self.cells[index] = cell
             line = f"  {name} {releases[index]}: {describe(cell)}"
             self.console.print(line, style=STYLES[cell.status])
-            if hint := self.streak.hint(cell):
-                if FAULTS.search(cell.reason):
-                    raise Fault(hint)
-                self.console.print(f"  {hint}")
 
     def _cells_of(self, indices: Sequence[int]) -> Iterator[tuple[int, Result]]:
         """The cells of some releases; a commit that does not build has an inconclusive one."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from rich.table import Table
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import RELEASED, Verdict
-from harness.bugs.pins import TORCH, here
+from harness.bugs.pins import TORCH
 from harness.bugs.results import Result, Status
 from harness.cli import Arguments
 from harness.cli._values import output_file
@@ -136,46 +135,19 @@ def swept(sweep: Sweep, console: Console, *, again: bool = False) -> list[Result
     """The cells of a sweep in its order, each printed as soon as it is known."""
     by_index: dict[int, Result] = {}
     configs = [sweep.config(index) for index in range(len(sweep.pins))]
-    clock = Clock(len(configs))
     cells = count(len(configs), "cell")
     console.print(f"{sweep.scenario}: {cells}, as released", style="bold")
-    streak = Streak()
     with Progress(console) as progress:
         if console.is_interactive:
-            progress.say("testing", clock.progress())
+            progress.say("testing")
         for index, cell in find_all(configs, again=again):
             by_index[index] = cell
-            clock.tick(cell)
             pinned = ", ".join(f"{name} {cell.pins[name]}" for name in sweep.axes)
-            line = f"  {pinned}: {describe(cell)}  {clock.progress()}"
+            line = f"  {pinned}: {describe(cell)}  [{len(by_index)}/{len(configs)}]"
             console.print(line, style=STYLES[cell.status])
             if not cell.status.certain and cell.folder and Path(cell.folder).is_dir():
                 console.print(f"    {cell.folder}")
-            if hint := streak.hint(cell):
-                console.print(f"  {hint}")
     return [by_index[index] for index in sorted(by_index)]
-
-
-class Clock:
-    """Estimates how long the rest of a sweep takes, from the cells that were not stored."""
-
-    def __init__(self, cells: int) -> None:
-        self.cells, self.done, self.run = cells, 0, 0
-        self.started = time.monotonic()
-
-    def tick(self, cell: Result) -> None:
-        self.done += 1
-        self.run += not cell.stored
-
-    def progress(self) -> str:
-        """``[3/48, 4 min left]``; stored cells cost no time, and are not counted."""
-        remaining_cells = self.cells - self.done
-        count = f"{self.done}/{self.cells}"
-        if not remaining_cells or not self.run:
-            return f"[{count}]"
-        seconds = (time.monotonic() - self.started) / self.run * remaining_cells
-        estimate = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
-        return f"[{count}, {estimate} left]"
 
 
 def describe(cell: Result) -> str:
@@ -219,44 +191,3 @@ def counted(cells: Sequence[Result]) -> str:
     parts = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
     stored = sum(cell.stored for cell in cells)
     return f"{count(len(cells), 'cell')}: {parts}" + (f" ({stored} stored)" if stored else "")
-
-
-IN_A_ROW = 3
-"""How many releases must fail alike, one after another, before a hint is given."""
-
-COMPARED = 80
-"""How many characters of two reasons are compared."""
-
-FAULTS = re.compile("no network|does not respond|certificate was refused|no room on the disk")
-"""Reasons that the next release would also fail for."""
-
-
-class Streak:
-    """Counts releases that fail alike before they start."""
-
-    def __init__(self) -> None:
-        self.last, self.count = "", 0
-
-    def hint(self, cell: Result) -> str:
-        """The likely cause, after the third release that fails alike; otherwise empty."""
-        # Reasons differ in the numbers of releases and in the paths of builds.
-        reason = "" if cell.started else re.sub(r"\S*[\d/]\S*", "#", cell.reason)[:COMPARED]
-        self.count = self.count + 1 if reason == self.last else 1
-        self.last = reason
-        if not reason or self.count != IN_A_ROW:
-            return ""
-        return f"{IN_A_ROW} releases in a row failed alike: {_likely_cause(cell.reason)}"
-
-
-def _likely_cause(reason: str) -> str:
-    if FAULTS.search(reason):
-        return (
-            "the cause is this machine or its network; results so far are stored, so run the "
-            "command again once it works"
-        )
-    if "for Python" in reason:
-        python, _ = here()
-        return f"they may have no wheels for Python {python}; try another Python"
-    if "could not be installed" in reason:
-        return "what builds or downloads them here (a compiler, a proxy) may be the cause"
-    return "they may share one cause"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from harness.__main__ import main
 from harness.bugs import catalog
 from harness.bugs.api.spec import Outcome
 from harness.bugs.results import RunResult, Status
-from harness.cli import matrix
 from harness.releases import index
 from harness.run import cells, command_line, executor
 from harness.run.run_config import RunConfig
@@ -27,7 +23,6 @@ from tests.made_up import KNOWN, YES, Upstream, cell, full_disk, published, set_
 from tests.sandbox import refused
 from tests.schemas import complaints
 
-PYTHON = "{}.{}".format(*sys.version_info)
 Capture = pytest.CaptureFixture[str]
 SWEEP = ("matrix", "scenario=rope_zero_init", "pins.transformers=4.36:4.38")
 ONE = [*SWEEP[:2], "pins.transformers=4.36.2"]
@@ -285,15 +280,8 @@ def test_bisect_names_uncertain_releases_between_neighbours(
 
 NO_WHEELS = "transformers=={0} could not be installed for Python 3.11: no wheels of tokenizers=={0}"
 NOT_BUILT = "deepspeed==0.13.3 transformers=={0} could not be installed: setup.py of {0} failed"
-NO_WHEELS_SHOWN = (
-    "unsupported  [not run]  could not be installed for Python 3.11: no wheels of tok",
-    f"they may have no wheels for Python {PYTHON}; try another Python",
-)
-NOT_BUILT_SHOWN = (
-    "inconclusive  [not run]  could not be installed: setup.py of",
-    "what builds or downloads them here (a compiler, a proxy) may be the",
-)
-OFFLINE = "no network and nothing in the cache for transformers=={0}: run once with a network"
+NO_WHEELS_SHOWN = "unsupported  [not run]  could not be installed for Python 3.11: no wheels of tok"
+NOT_BUILT_SHOWN = "inconclusive  [not run]  could not be installed: setup.py of"
 
 
 def failing(
@@ -312,8 +300,8 @@ def failing(
 
 @pytest.mark.parametrize("command", ["matrix", "bisect"])
 @pytest.mark.parametrize(
-    ("text", "kind", "row", "hint"),
-    [(NO_WHEELS, Unsupported, *NO_WHEELS_SHOWN), (NOT_BUILT, Inconclusive, *NOT_BUILT_SHOWN)],
+    ("text", "kind", "row"),
+    [(NO_WHEELS, Unsupported, NO_WHEELS_SHOWN), (NOT_BUILT, Inconclusive, NOT_BUILT_SHOWN)],
     ids=["unsupported", "inconclusive"],
 )
 def test_releases_that_cannot_be_installed_are_reported_and_not_counted_as_run(
@@ -324,49 +312,10 @@ def test_releases_that_cannot_be_installed_are_reported_and_not_counted_as_run(
     text: str,
     kind: type[HarnessError],
     row: str,
-    hint: str,
 ) -> None:
     failing(upstream, monkeypatch, text, kind)
     options = ["--apart", "1"] if command == "bisect" else ["jobs=1"]
     assert main([command, *SWEEP[1:], *options]) in (0, 3)
     out = capsys.readouterr().out
     assert f"transformers 4.36.2: {row}" in out
-    assert out.count(f"failed alike: {hint}") == 1
     assert command == "matrix" or "tried 5 of 5 releases: 1 ran, 4 did not start" in out
-
-
-def test_without_a_network_a_bisection_stops_and_a_matrix_continues_with_stored_cells(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    failing(upstream, monkeypatch, OFFLINE, Fault)
-    assert main(["bisect", *SWEEP[1:], "--apart", "1"]) == 3
-    output, line = capsys.readouterr(), "3 releases in a row failed alike: the cause is this ma"
-    assert "4.38.0" not in output.out
-    assert output.err.startswith(f"harness: {line}")
-    assert output.err.endswith("are stored, so run the command again once it works\n")
-    assert main([*SWEEP, "jobs=1"]) == 3
-    out = capsys.readouterr().out
-    assert out.count(line) == 1
-    assert "4.38.2: not affected" in out
-
-
-def test_different_failures_crashes_and_statuses_give_no_hint() -> None:
-    counter, unclear = matrix.Streak(), cell("4.36.2", Status.INCONCLUSIVE)
-    reasons = ["a of 1.2 broke", "b broke", "a of 1.3 broke", "a of 1.4 broke"]
-    failed = [replace(unclear, reason=reason) for reason in reasons]
-    crashed = replace(unclear, run="runs/one")
-    assert [counter.hint(each) for each in [*failed, CELL, crashed]] == [""] * 6
-    assert [bool(counter.hint(failed[0])) for _ in range(5)] == [False, False, True, False, False]
-
-
-def test_the_remaining_time_is_estimated_from_cells_that_ran(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seconds = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    clock = matrix.Clock(10)
-    clock.tick(replace(CELL, stored=True))
-    assert clock.progress() == "[1/10]"
-    seconds[0] = 20.0
-    clock.tick(CELL)
-    assert clock.progress() == "[2/10, 3 min left]"
