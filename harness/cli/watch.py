@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.bugs import catalog
 from harness.cli import Arguments
-from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting, whole_number
+from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting
 from harness.publish import report
 from harness.publish.history import writing
 from harness.publish.steps import Watch, read_index, today, watch
@@ -34,9 +34,6 @@ from harness.system.text import count
 KEYS = ("scenario", "lane", "launch.timeout", "launch.threads", "launch.warm", "runs", "jobs", "on")
 """The possible overrides. With others, nightlies could not be compared."""
 
-CONFIRMED = 5
-"""How many recorded results a nightly runs again."""
-
 
 def main(arguments: list[str]) -> int:
     parser = Arguments(__name__)
@@ -50,13 +47,6 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--summary", type=output_file, metavar="FILE", help="write Markdown")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write JSON")
-    parser.add_argument(
-        "--confirm",
-        type=whole_number(0),
-        default=CONFIRMED,
-        metavar="N",
-        help="run N recorded results again, see the command confirm (default: %(default)s)",
-    )
     parser.add_argument(
         "--source",
         action="append",
@@ -80,7 +70,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"nightly of {night}: {names}", style="bold")
         for source in checkouts:
             console.print(str(source))
-        nightly = Watch(history, night, configs, index, console, options.confirm, checkouts)
+        nightly = Watch(history, night, configs, index, console, checkouts)
         watch(nightly)
         report.show(console, nightly)
     report.write(nightly, files)

@@ -15,12 +15,11 @@ from harness.releases.index import Release
 from harness.run.suite import Done
 from harness.system.text import short
 
-NOW_AFFECTED, NO_LONGER_CERTAIN, NO_LONGER_REPRODUCES, UNLIKE_ITS_RECORD = WORSE
+NOW_AFFECTED, NO_LONGER_CERTAIN, NO_LONGER_REPRODUCES = WORSE
 NO_LONGER_AFFECTED = "no longer affected"
 UNSUPPORTED_HERE = "unsupported here"
 CERTAIN_AGAIN = "certain again"
 REPRODUCES_AGAIN = "reproduces again"
-YANKED = "yanked"
 
 SEE = "To see it: "
 """The words before the command that shows a change."""
@@ -149,25 +148,4 @@ def of_ours(tonight: Iterable[Done], before: Sequence[Done], day: str) -> list[C
             )
         message = f"{message} {SEE}python -m harness run scenario={name}"
         changes.append(Change(kind, name, None, None, str(last), str(result.verdict), message))
-    return changes
-
-
-def of_yanked(
-    releases: Iterable[Release], before: Releases, results: Sequence[ReleaseResult]
-) -> list[Change]:
-    """The releases that were yanked since ``before``, for each scenario that has a result."""
-    newest_results = newest_certain(results)
-    changes = []
-    for release in releases:
-        old = before.get((release.package, release.version))
-        if not (release.yanked and old and not old.yanked):
-            continue
-        for (scenario, package, version), result in sorted(newest_results.items()):
-            if (package, version) == (release.package, release.version):
-                status = str(result.cell.status)
-                message = (
-                    f"{package} {version} ({release.day}) was yanked and is no longer tested. "
-                    f"Its last status for {scenario} stays: {status}."
-                )
-                changes.append(Change(YANKED, scenario, package, version, status, YANKED, message))
     return changes

@@ -54,20 +54,16 @@ def key(cell: Result) -> tuple[str, str]:
     return cell.scenario, json.dumps(dict(cell.pins), sort_keys=True)
 
 
-def due(
-    of: Iterable[Result], day: str, count: int, days: Mapping[tuple[str, str], str] | None = None
-) -> list[Result]:
+def due(of: Iterable[Result], day: str, count: int) -> list[Result]:
     """The results to run again on a day (ISO): those that were confirmed longest ago.
 
-    Every machine chooses the same results on the same day. ``days`` has later days of confirmation,
-    by ``key``. The results are sorted by releases, since results of one release share an overlay.
+    Every machine chooses the same results on the same day. They are sorted by releases, since
+    results of one release share an overlay.
     """
-    later = days or {}
 
     def order(cell: Result) -> tuple[str, str]:
         text = "\n".join([day, *key(cell)])
-        confirmed = max(cell.day, later.get(key(cell), ""))
-        return confirmed, hashlib.sha256(text.encode()).hexdigest()
+        return cell.day, hashlib.sha256(text.encode()).hexdigest()
 
     return sorted(sorted(of, key=order)[:count], key=lambda cell: key(cell)[::-1])
 

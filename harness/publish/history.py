@@ -54,7 +54,7 @@ class ReleaseResult:
         return (self.cell.reason.splitlines() or [""])[0]
 
 
-WORSE = ("now affected", "no longer certain", "no longer reproduces", "unlike its record")
+WORSE = ("now affected", "no longer certain", "no longer reproduces")
 """The changes that end a nightly with exit code 1."""
 
 
@@ -95,8 +95,6 @@ class Nightly:
     ours: dict[str, Done] = field(default_factory=dict)
     """The runs of our own scenarios, buggy and fixed, by name."""
     changes: list[Change] = field(default_factory=list)
-    confirmed: set[tuple[str, str]] = field(default_factory=set)
-    """The recorded results that were run again, by ``confirmations.key``."""
 
     @property
     def name(self) -> str:
@@ -138,7 +136,6 @@ class Nightly:
                 for done in self.ours.values()
             ],
             "changes": [vars(change) for change in self.changes],
-            "confirmed": sorted(self.confirmed),
         }
 
     @staticmethod
@@ -155,7 +152,6 @@ class Nightly:
             folder = Path(run["run"]) if run["run"] else None
             nightly.ours[result.scenario] = Done(result, run["seconds"], folder)
         nightly.changes = [Change(**change) for change in content["changes"]]
-        nightly.confirmed = {(scenario, pins) for scenario, pins in content["confirmed"]}
         return nightly
 
 

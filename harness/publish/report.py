@@ -40,8 +40,6 @@ def headline(summary: Watch) -> str:
     """One line: which nightly, how much it tested, and what changed."""
     news = summary.nightly.changes
     parts = [f"{count(len(summary.nightly.tested), 'release')} tested"]
-    if confirmed := len(summary.nightly.confirmed):
-        parts.append(f"{count(confirmed, 'recorded result')} run again")
     parts.append(_ours(summary))
     parts.append(count(len(news), "change") if news else "no change")
     if news:
@@ -121,7 +119,7 @@ def _paragraph(text: str) -> str:
     return f"{markdown_escaped(why)} {see.strip()} `{command}`" if see else markdown_escaped(text)
 
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of the JSON, docs/schemas/watch.json; it rises when a key changes its name or
 meaning."""
 
@@ -158,7 +156,6 @@ class WatchJson(TypedDict):
     nightly: NightlyJson
     tested: list[TestedJson]
     ours: list[ScenarioJson]
-    confirmed: int
     changes: list[Change]
     notes: list[str]
     seconds: float
@@ -189,7 +186,6 @@ def as_json(summary: Watch) -> str:
             }
             for name, done in nightly.ours.items()
         ],
-        "confirmed": len(nightly.confirmed),
         "changes": nightly.changes,
         "notes": [*summary.problems, *summary.failed],
         "seconds": round(summary.seconds, 1),

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from harness.bugs import catalog
 from harness.bugs.pins import TORCH
-from harness.publish import changes, confirmations, history, selection
-from harness.publish.history import Change, History, Nightly, ReleaseResult
+from harness.publish import changes, history, selection
+from harness.publish.history import History, Nightly, ReleaseResult
 from harness.publish.selection import ReleaseTest
 from harness.releases import index, torches
 from harness.releases.index import Release
@@ -48,8 +48,6 @@ class Watch:
     """The config of each scenario: its own pins, the variants buggy and fixed."""
     index: Index
     console: Console
-    most: int = 0
-    """How many recorded results are run again."""
     sources: Sequence[Source] = ()
     """Checkouts that are tested beside the releases."""
     tests: Sequence[ReleaseTest] = ()
@@ -157,9 +155,8 @@ def start(watched: Watch) -> None:
 
 
 def add_index(watched: Watch) -> None:
-    """Add the releases of the index, and report those that were yanked since."""
+    """Add the releases of the index."""
     releases = [r for of in _lists(watched.index) for r in of if r.day <= watched.day]
-    watched.nightly.changes += changes.of_yanked(releases, watched.history.releases, watched.before)
     watched.nightly.releases += watched.history.news(releases)
     faults = (str(fault) for fault in watched.index.values() if isinstance(fault, Fault))
     watched.problems += dict.fromkeys(faults)
@@ -216,43 +213,6 @@ def run_tests(watched: Watch) -> None:
             watched.console.print(f"  {watched.tests[number]}: {cell.status}  [{how}]")
 
 
-def confirm_recorded(watched: Watch) -> None:
-    """Run recorded results again, and note differences as changes."""
-    nightly = watched.nightly
-    bases = {config.scenario: config for config in _sound(watched.configs)}
-    days = {key: each.day for each in watched.history.nightlies for key in each.confirmed}
-    cells = [
-        cell
-        for name, base in bases.items()
-        for cell in confirmations.recorded([name], platform_here(base))
-    ]
-    due = confirmations.due(cells, nightly.day, watched.most, days)
-    if not due:
-        return
-    for confirmation in confirmations.confirm(bases, due):
-        watched.console.print(f"  {confirmation}")
-        if confirmation.found is None:
-            watched.failed.append(str(confirmation))
-            continue
-        nightly.confirmed.add(confirmations.key(confirmation.recorded))
-        if confirmation.is_wrong:
-            nightly.changes.append(_unlike_its_record(confirmation))
-
-
-def _unlike_its_record(confirmation: confirmations.Confirmation) -> Change:
-    recorded = confirmation.recorded
-    subject = catalog.scenario(recorded.scenario).subject
-    return Change(
-        changes.UNLIKE_ITS_RECORD,
-        recorded.scenario,
-        subject,
-        recorded.pins[subject],
-        str(recorded.status),
-        str(confirmation.found and confirmation.found.status),
-        f"{confirmation}.",
-    )
-
-
 def run_ours(watched: Watch) -> None:
     """Run our own scenarios, buggy and fixed."""
     with closing(side_by_side(watched.configs, terminal(io.StringIO()))) as ended_runs:
@@ -280,7 +240,6 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
     add_index,
     choose,
     run_tests,
-    confirm_recorded,
     run_ours,
     finish,
 )

@@ -360,7 +360,7 @@ def test_two_threads_do_not_look_for_uv_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_bundle_without_a_release_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uv", None)
-    with pytest.raises(Fault, match="a bundle has the releases that it was made with"):
+    with pytest.raises(Fault, match="a bundle has the releases of its scenarios"):
         uv.binary()
 
 

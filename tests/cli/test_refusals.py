@@ -74,7 +74,6 @@ def _refuse(*words: object, **_: object) -> None:
         ("advisories --out /proc/x", "cannot write /proc/x"),
         ("watch --history folder", "folder is a folder: name a file"),
         ("watch --json nowhere/x", "no folder nowhere for x"),
-        ("watch --confirm -1", "-1: write a whole number from 0"),
         ("confirm --count 0", "0: write a whole number from 1"),
         ("confirm --count 1e3", "1e3: write a whole number"),
         (f"confirm --count {'9' * 5000}", "write a whole number from 1"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -13,8 +12,7 @@ from packaging.version import Version
 from harness.__main__ import main
 from harness.bugs import result_file
 from harness.bugs.results import Result
-from harness.publish import confirmations, steps
-from harness.publish.history import reading
+from harness.publish import confirmations
 from harness.run import cells
 from harness.system.errors import ExitCode
 from tests.nightly_world import NO, SCENARIO, YES, World, cell, world
@@ -35,8 +33,6 @@ def versions(cells: list[Result]) -> list[str]:
 def test_the_results_that_were_confirmed_longest_ago_are_due_first() -> None:
     cells = confirmed_on("2026-03-03", "2026-03-01", "2026-03-02", "2026-03-04")
     assert versions(confirmations.due(cells, "2026-03-05", 2)) == ["0.1.0", "0.2.0"]
-    days = {confirmations.key(cells[1]): "2026-03-05"}
-    assert versions(confirmations.due(cells, "2026-03-05", 2, days)) == ["0.0.0", "0.2.0"]
 
 
 def test_on_one_day_all_machines_choose_the_same_and_on_another_day_others() -> None:
@@ -98,22 +94,6 @@ def test_numbers_alone_are_no_failure(
     monkeypatch.setattr(result_file, "statuses", lambda name: [record] if name == SCENARIO else [])
     monkeypatch.setattr(cells, "find", lambda *_, **__: today)
     assert main(["confirm", f"scenario={SCENARIO}", "lane=cpu"]) == code
-
-
-@pytest.mark.usefixtures("_recorded")
-def test_watch_reports_a_difference_and_keeps_the_day(world: World) -> None:
-    words = ["watch", f"scenario={SCENARIO}", "lane=cpu", "--confirm", "2"]
-    assert main(words) == ExitCode.NOT_AS_EXPECTED
-    tonight = reading(Path("history.jsonl")).nightlies[-1]
-    assert len(tonight.confirmed) == 2
-    kinds = [(change.kind, change.version) for change in tonight.changes]
-    assert ("unlike its record", "0.13.0") in kinds
-    steps_before = len(world.tested)
-    assert steps.today() == world.day
-    world.day = "2024-03-05"
-    world.statuses["0.13.0"] = YES
-    assert main([*words[:-1], "1"]) == ExitCode.AS_EXPECTED
-    assert len(world.tested) == steps_before + 1
 
 
 def test_what_this_python_cannot_import_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
