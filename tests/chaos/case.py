@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,10 @@ class Case:
     sandbox: Sandbox
     random: random.Random
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """The command is the last one; others run beside it."""
-    touched: float | None = None
-    """When evidence was changed, in seconds of the wall clock, as in the times of files."""
+    removed: bool = False
+    """Whether the run folder was removed."""
     late: bool = False
     """Whether the command had ended before the fault."""
-    undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def log(self) -> Path:
@@ -111,14 +108,6 @@ class Case:
             time.sleep(0.05)
         return None
 
-    def records(self) -> list[Path]:
-        """The ranks' files, as soon as there is one; empty if the command ended before."""
-        files: list[Path] = []
-        while not files and self.harness.poll() is None:
-            time.sleep(0.05)
-            files = sorted(self.sandbox.runs.rglob("rank_*.jsonl*"))
-        return files
-
 
 def _name(process: psutil.Process) -> str:
     try:
@@ -171,7 +160,7 @@ def finish(case: Case, codes: frozenset[int]) -> Result:
         verdict, complaints = _verdict(case, folder, code)
         verdicts.append(verdict)
         differences += complaints
-    if code == 0 and not verdicts and case.touched is None:
+    if code == 0 and not verdicts and not case.removed:
         differences.append("exit code 0, and no run on disk")
     differences += _unfinished(case)
     outcome = "+".join(verdicts) or "none"
@@ -191,22 +180,16 @@ def _processes_left(case: Case) -> list[str]:
 
 
 def _verdict(case: Case, folder: Path, code: int | None) -> tuple[str, list[str]]:
-    """The verdict on disk, and what is wrong with it: it must be complete and grade the same.
-
-    If evidence was changed before the verdict, the verdict must not be ``reproduced``.
-    """
+    """The verdict on disk, and what is wrong with it: it must be complete and grade the same."""
     file = folder / VERDICT_FILE
     try:
         stored: dict[str, Any] = json.loads(file.read_text())
         verdict = str(stored["verdict"])
     except OSError:
-        lost = code == 0 and case.touched is None
+        lost = code == 0 and not case.removed
         return "none", ["exit code 0 without a verdict on disk"] if lost else []
     except (ValueError, KeyError):
         return "broken", ["its verdict on disk is cut off"]
-    if case.touched is not None:
-        tampered = file.stat().st_mtime > case.touched and verdict == "reproduced"
-        return verdict, ["reproduced on evidence that was changed"] if tampered else []
     complaints = []
     if verdict == "reproduced" and stored["exit_code"] != 0:
         complaints.append("reproduced, but not its exit code")
@@ -223,8 +206,6 @@ def _unfinished(case: Case) -> list[str]:
     if runs.is_dir():
         _command(case, "run", f"scenario={case.scenario}", "lane=gpu")
     files = list(runs.rglob(".*"))
-    if case.sandbox.cache.is_relative_to(case.log):  # others may be making overlays in a shared one
-        files += case.sandbox.cache.glob("overlays/.*")
     for name in (RUN_FILE, EXIT_FILE, VERDICT_FILE):
         files += [f for f in runs.rglob(name) if not is_json(f)]
     return [f"unfinished: {path}" for path in files]

@@ -5,13 +5,8 @@ Exit code 0 is right if a fault came too late or does no harm; ``case`` then che
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.rank.manifest import MANIFEST
-from harness.releases import overlay
-from harness.system.machine import cache_folder
 from harness.system.processes import handling
 from tests.chaos.case import Case
-from tests.overlays import copy, lent
-from tests.sandbox import fill
 
 DEADLINE = "launch.timeout=60"
 """For faults that a run either survives or that end it at once."""
@@ -34,10 +24,6 @@ WHILE = 6.0
 MOMENT = 0.8
 """About the seconds that a rank lives once it has started; forked ranks do not import anything."""
 KILLED = -signal.SIGKILL
-
-
-class Skip(Exception):
-    """This machine cannot make the fault; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -117,46 +103,6 @@ def _stopped_for_a_while(case: Case) -> None:
     case.signal(process, signal.SIGCONT)
 
 
-@kind("deadline too short", 3)
-def _too_short(case: Case) -> None:
-    """Shorter than any import of torch."""
-    case.start(f"launch.timeout={case.random.uniform(0.1, 0.9):.1f}")
-
-
-# Evidence that is changed
-
-
-def _changed(name: str, change: Callable[[Path], None]) -> None:
-    def disturb(case: Case) -> None:
-        case.start(DEADLINE)
-        case.records()
-        case.pause(MOMENT)
-        try:
-            file = case.random.choice(case.records())
-            before = file.stat().st_size
-            change(file)
-            if not file.exists() or file.stat().st_size != before:
-                case.touched = time.time()
-        except (IndexError, FileNotFoundError):
-            case.late = True
-
-    kind(f"records {name}", 0, 3)(disturb)
-
-
-def _truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def _cut_a_line(file: Path) -> None:
-    os.truncate(file, file.read_bytes().rpartition(b"\n")[0].rfind(b"\n") + 1)
-
-
-_changed("deleted", Path.unlink)
-_changed("truncated", _truncate)
-_changed("less a line", _cut_a_line)
-_changed("read-only", lambda file: file.chmod(0o444))
-
-
 @kind("run folder deleted", 0, 3)
 def _deleted(case: Case) -> None:
     case.start(DEADLINE)
@@ -177,30 +123,9 @@ def _remove_run(case: Case) -> Path | None:
     if folder is None or case.harness.poll() is not None:
         case.late = True
         return None
-    case.touched = time.time()
+    case.removed = True
     shutil.rmtree(folder, ignore_errors=True)
     return folder
-
-
-# A resource is exhausted
-
-
-@kind("disk full", 0, 3)
-def _disk_full(case: Case) -> None:
-    case.sandbox.runs = case.log / "tmpfs" / "runs"
-    case.sandbox.runs.mkdir(parents=True)
-    _mount(case, "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(case.sandbox.runs.parent))
-    case.start(DEADLINE)
-    case.pause(2 * WHILE)
-    fill(case.sandbox.runs.parent)
-
-
-def _mount(case: Case, *words: str) -> None:
-    if os.geteuid() or shutil.which("mount") is None:
-        raise Skip("mounting needs root")
-    if subprocess.run(["mount", *words], capture_output=True).returncode:
-        raise Skip("mounting is not allowed here")
-    case.undo.append(lambda: subprocess.run(["umount", "-l", words[-1]], check=True))
 
 
 @kind("rank without memory", 0, 3)
@@ -235,73 +160,3 @@ def _limit(
         process.rlimit(resource, (most(process), most(process)))
     except psutil.NoSuchProcess:
         case.late = True
-
-
-# Nobody reads the output
-
-
-@kind("stdout closed", 0)
-def _stdout_closed(case: Case) -> None:
-    _in_a_shell(case, ">&-")
-
-
-@kind("stdout and stderr closed", 0)
-def _both_closed(case: Case) -> None:
-    _in_a_shell(case, ">&- 2>&-")
-
-
-@kind("reader leaves", 0)
-def _reader_leaves(case: Case) -> None:
-    _in_a_shell(case, f"| head -{case.random.randint(1, 3)}")
-
-
-def _in_a_shell(case: Case, redirection: str) -> None:
-    python = shlex.quote(sys.executable)
-    run = f"{python} -m harness run scenario={case.scenario} lane=cpu {DEADLINE}"
-    case.begin(["bash", "-c", f"{run} {redirection}; exit ${{PIPESTATUS[0]}}"])
-
-
-@kind("two at once", 0)
-def _two_at_once(case: Case) -> None:
-    case.start("launch.timeout=100")
-    case.start("launch.timeout=100")
-
-
-# The cache
-
-
-@kind("overlay damaged", 3)
-def _overlay_damaged(case: Case) -> None:
-    key = case.random.choice(_own_cache(case))
-    folder = case.sandbox.cache / "overlays" / key
-    files = json.loads((folder / MANIFEST).read_text())["files"]
-    code = sorted(file for file in files if files[file][0] and overlay.CODE.search(file))
-    victim = folder / overlay.SITE / case.random.choice(code)
-    text = victim.read_bytes()
-    victim.unlink()  # a hard link: the file of the shared cache stays
-    if case.random.random() < 0.5:
-        victim.write_bytes(text[:-1])
-    case.start(DEADLINE)
-
-
-@kind("cache read-only", 0)
-def _cache_read_only(case: Case) -> None:
-    _own_cache(case)
-    cache = str(case.sandbox.cache)
-    _mount(case, "--bind", cache, cache)
-    subprocess.run(["mount", "-o", "remount,ro,bind", cache], check=True)
-    case.start(DEADLINE)
-
-
-def _own_cache(case: Case) -> list[str]:
-    """Give a case its own cache, with links to its scenario's overlays; returns their keys."""
-    shared, case.sandbox.cache = case.sandbox.cache, case.log / "cache"
-    with lent(case.scenario, "buggy", "fixed", cache=shared) as overlays:
-        keys = {source.key: source for source in overlays.values()}
-        for source in keys.values():
-            copy(source, case.sandbox.cache)
-    return list(keys)
-
-
-def shared_cache() -> Path:
-    return cache_folder()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.sandbox import ROOT
 
-SOME = ("rank SIGKILL", "records deleted", "overlay damaged")
+SOME = ("rank SIGKILL", "run folder deleted", "rank without descriptors")
 
 
 @pytest.mark.launch
