@@ -17,9 +17,6 @@ from harness.system.text import short
 
 NOW_AFFECTED, NO_LONGER_CERTAIN, NO_LONGER_REPRODUCES = WORSE
 NO_LONGER_AFFECTED = "no longer affected"
-UNSUPPORTED_HERE = "unsupported here"
-CERTAIN_AGAIN = "certain again"
-REPRODUCES_AGAIN = "reproduces again"
 
 SEE = "To see it: "
 """The words before the command that shows a change."""
@@ -80,14 +77,14 @@ def _comparison(
     """The kind of a change, and the result that it is compared with; None without a change."""
     status = result.cell.status
     certain = next((one for one in lower if one.cell.status.certain), None)
-    if not status.certain:
-        if previous is not None or certain is None or lower[0] is not certain:
-            return None  # reported before, or no change
-        return UNSUPPORTED_HERE if status is Status.UNSUPPORTED else NO_LONGER_CERTAIN, certain
-    if certain and certain.cell.status is not status:
+    if certain is None or status is Status.UNSUPPORTED:
+        return None
+    if not status.certain:  # reported once
+        is_news = previous is None and lower[0] is certain
+        return (NO_LONGER_CERTAIN, certain) if is_news else None
+    if certain.cell.status is not status:
         return NOW_AFFECTED if status is Status.AFFECTED else NO_LONGER_AFFECTED, certain
-    unclear = [one for one in (previous, *lower[:1]) if one and not one.cell.status.certain]
-    return (CERTAIN_AGAIN, unclear[0]) if unclear else None
+    return None
 
 
 def _change(
@@ -107,9 +104,6 @@ def _change(
         NO_LONGER_CERTAIN: f"{name} is {status} for {bug}; {was} Reason: {reason}. Until a run "
         f"succeeds, it is not known whether this release has the bug: {scenario.title}. First "
         f"seen in the nightly of {day}.",
-        UNSUPPORTED_HERE: f"{name} cannot be tested for {bug} on this machine; {was} Reason: "
-        f"{reason}. Run the nightly on a machine that supports it.",
-        CERTAIN_AGAIN: f"{name} has a status for {bug} again: {status}. {was}",
     }[kind]
     return Change(
         kind,
@@ -124,7 +118,7 @@ def _change(
 
 
 def of_ours(tonight: Iterable[Done], before: Sequence[Done], day: str) -> list[Change]:
-    """Which of our scenarios no longer reproduce, or reproduce again.
+    """Which of our scenarios no longer reproduce.
 
     ``before`` has the runs of earlier nightlies. A scenario without an earlier run counts as
     reproduced, since the catalogue has only scenarios that reproduce.
@@ -133,19 +127,17 @@ def of_ours(tonight: Iterable[Done], before: Sequence[Done], day: str) -> list[C
     clear = (Verdict.REPRODUCED, Verdict.NOT_REPRODUCED)
     changes = []
     for result in (done.result for done in tonight):
-        earlier = [old.result.verdict for old in before if old.result.scenario == result.scenario]
+        name, verdict = result.scenario, result.verdict
+        earlier = [old.result.verdict for old in before if old.result.scenario == name]
         last = next((v for v in reversed(earlier) if v in clear), Verdict.REPRODUCED)
-        if result.verdict not in clear or result.verdict is last:
-            continue
-        name, kind = result.scenario, REPRODUCES_AGAIN
-        message = f"{name} reproduces again."
-        if result.verdict is Verdict.NOT_REPRODUCED:
-            kind = NO_LONGER_REPRODUCES
+        if verdict is Verdict.NOT_REPRODUCED and last is Verdict.REPRODUCED:
             message = (
                 f"{name} no longer reproduces on the releases that it pins: "
                 f"{why(result) or 'see its run'}. These releases did not change, so torch, the "
-                f"machine or this harness did. First seen in the nightly of {day}."
+                f"machine or this harness did. First seen in the nightly of {day}. "
+                f"{SEE}python -m harness run scenario={name}"
             )
-        message = f"{message} {SEE}python -m harness run scenario={name}"
-        changes.append(Change(kind, name, None, None, str(last), str(result.verdict), message))
+            changes.append(
+                Change(NO_LONGER_REPRODUCES, name, None, None, str(last), str(verdict), message)
+            )
     return changes
