@@ -44,16 +44,21 @@ def _page(template: str, **content: Any) -> str:
     return for_readers(_templates().get_template(f"{template}.md.j2").render(**content))
 
 
-@cache
-def _templates() -> Environment:
-    jinja = Environment(
+def templates(*, html: bool) -> Environment:
+    """The templates of a format, without filters of our own."""
+    return Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=False,
+        autoescape=html,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
+        keep_trailing_newline=not html,
     )
+
+
+@cache
+def _templates() -> Environment:
+    jinja = templates(html=False)
     jinja.filters |= {"prose": markdown, "cell": _cell, "count": count, "beginning": _beginning}
     jinja.globals["facts"] = _facts
     return jinja

@@ -10,7 +10,7 @@ from typing import Any
 
 import altair
 import vl_convert
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 from packaging.version import Version
 
@@ -107,13 +107,7 @@ def _page(template: str, content: Mapping[str, Any], root: str = "", **more: Any
 
 @cache
 def _templates() -> Environment:
-    jinja = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    jinja = markdown_pages.templates(html=True)
     jinja.filters["prose"] = prose
     jinja.globals["signs"] = SIGNS
     return jinja
