@@ -101,15 +101,7 @@ def today() -> str:
 def read_index(configs: Iterable[RunConfig], console: Console) -> dict[str, list[Release] | Fault]:
     """The releases of every package that the scenarios pin. Torch has only its installed release,
     unless ``TORCH_INDEX`` offers others."""
-    broken = catalog.broken()
-    names = sorted(
-        {
-            pin
-            for c in configs
-            if c.scenario not in broken
-            for pin in catalog.scenario(c.scenario).pins
-        }
-    )
+    names = sorted({pin for c in configs for pin in catalog.scenario(c.scenario).pins})
     with Progress(console) as progress:
         progress.say(f"reading the index for {', '.join(names) or 'nothing'}")
         releases = dict(index.releases_of(names))
@@ -170,10 +162,10 @@ def choose(watched: Watch) -> None:
     releases: dict[str, list[Release]] = {}
     for release in watched.history.releases.values():
         releases.setdefault(release.package, []).append(release)
-    recorded, configs = list(history.recorded_results()), _sound(watched.configs)
+    recorded = list(history.recorded_results())
     tests = [
         test
-        for config in configs
+        for config in watched.configs
         for test in selection.tests_of(
             config.scenario,
             releases,
@@ -184,7 +176,7 @@ def choose(watched: Watch) -> None:
         )
     ]
     tests.sort(key=lambda t: (t.release.package, t.release.day, t.scenario))
-    names = [config.scenario for config in configs]
+    names = [config.scenario for config in watched.configs]
     of_sources = [t for source in watched.sources for t in selection.of_source(source, names)]
     watched.nightly.releases += watched.history.news({test.release for test in of_sources})
     certain = {result.key for result in watched.history.results() if result.cell.status.certain}
@@ -244,12 +236,6 @@ STEPS: tuple[Callable[[Watch], None], ...] = (
     finish,
 )
 """The steps of a nightly."""
-
-
-def _sound(configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """The configs of scenarios that can be loaded; the others fail in ``run_ours``."""
-    broken = catalog.broken()
-    return [config for config in configs if config.scenario not in broken]
 
 
 def _lists(by_package: Index) -> list[Sequence[Release]]:

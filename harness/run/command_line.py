@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -51,47 +50,40 @@ def compose(words: Sequence[str]) -> RunConfig:
 
 
 def compose_each(names: Iterable[str], words: Sequence[str]) -> list[RunConfig]:
-    """The RunConfigs of several scenarios with the same overrides, each with its own defaults;
-    broken scenarios come last.
+    """The RunConfigs of several scenarios with the same overrides, each with its own defaults.
 
-    Hydra composes only once, because that takes 0.1 s.
+    Hydra composes only once, because that takes 0.1 s. Raises BrokenScenario.
     """
-    names, lost = list(names), catalog.broken()
-    sound = [name for name in names if name not in lost]
-    if not sound:
-        catalog.load(names[0])  # raises BrokenScenario
-    if len(sound) == 1:
-        configs = [compose([f"scenario={sound[0]}", *words])]
-    else:
-        config, _ = composed([f"scenario={ALL}", *words])
-        overrides, configs = list(map(understood, words)), []
-        for name in sound:
-            of_scenario = config.copy()
-            _fill(of_scenario, name)
-            configs.append(read(of_scenario, name, [f"scenario={name}", *overrides]))
-    # A broken one among others: running it fails with the reason.
-    unread = (replace(configs[0], scenario=n, params=None, pins={}) for n in names if n in lost)
-    return [*configs, *unread]
+    names = list(names)
+    if len(names) == 1:
+        return [compose([f"scenario={names[0]}", *words])]
+    config, _ = composed([f"scenario={ALL}", *words])
+    overrides, configs = list(map(understood, words)), []
+    for name in names:
+        of_scenario = config.copy()
+        _fill(of_scenario, name)
+        configs.append(read(of_scenario, name, [f"scenario={name}", *overrides]))
+    return configs
 
 
 def selected(words: Sequence[str]) -> list[RunConfig]:
     """The RunConfigs of the overrides of ``run``: one, or one for each scenario of all or of a
     package that has the variant, and the pins."""
-    scenario, lost = _options(_parsed(words))["scenario"], catalog.broken()
+    scenario = _options(_parsed(words))["scenario"]
     names = catalog.names() if scenario == ALL else catalog.of_package(scenario)
     if not names:
         return [compose(words)]
     others = [word for word in words if not word.startswith("scenario=")]
     if pins := {word[5:].partition("=")[0] for word in others if word.startswith("pins.")}:
-        names = [n for n in names if n not in lost and pins <= catalog.scenario(n).pins.keys()]
+        names = [n for n in names if pins <= catalog.scenario(n).pins.keys()]
         if not names:
             pinned = " and ".join(sorted(pins))
             raise UserError(f"scenario={scenario}: none of these scenarios pins {pinned}")
         return [compose([f"scenario={name}", *others]) for name in names]
     variant = composed(words)[0].variant
     if isinstance(variant, str) and variant not in (ALL, RELEASED):  # a list must fit every one
-        names = [n for n in names if n in lost or variant in catalog.scenario(n).variants]
-    if not set(names) - set(lost):
+        names = [n for n in names if variant in catalog.scenario(n).variants]
+    if not names:
         raise UserError(f"no scenario has the variant {variant}")
     return compose_each(names, others)
 

@@ -182,7 +182,6 @@ def make_overlays(configs: Sequence[RunConfig]) -> dict[int, HarnessError]:
         futures = {
             index: [builders.submit(make_overlay, config, v, folder) for v in config.variants]
             for index, config in enumerate(configs)
-            if config.params is not None
         }
         for index, variants in futures.items():
             errors = [future.exception() for future in variants]
@@ -195,8 +194,6 @@ def make_overlays(configs: Sequence[RunConfig]) -> dict[int, HarnessError]:
 
 def shape(config: RunConfig) -> tuple[int, int]:
     """The cores and the GPUs for a run, a core for each thread of its ranks."""
-    if config.params is None:  # a broken scenario
-        return 1, 0
     scenario = catalog.scenario(config.scenario)
     ranks = max(map(scenario.ranks_of, config.variants))
     gpus = (config.on.gpus or ranks) if config.launch.lane == Lane.GPU else 0

@@ -129,9 +129,7 @@ def started(
 
 
 def _make_overlays(config: RunConfig) -> bool:
-    """Make the overlays of a run; False for a broken scenario. The run meets errors again."""
-    if config.params is None:
-        return False
+    """Make the overlays of a run, which meets errors again."""
     for variant in config.variants:
         with suppress(HarnessError):
             make_overlay(config, variant, cache_folder())
@@ -151,8 +149,6 @@ def _gpus(configs: Sequence[RunConfig]) -> int:
 
 def _width(config: RunConfig) -> int:
     """The most ranks of a run."""
-    if config.params is None:
-        return 0  # a broken scenario: nothing runs
     scenario = catalog.scenario(config.scenario)
     return max(scenario.ranks_of(variant) for variant in config.variants)
 

@@ -126,20 +126,20 @@ def test_bisect_tests_every_nth_release_together(
     assert len(sent) == len(set(sent)), "a release was sent twice"
 
 
-def test_runs_come_with_their_output_and_a_broken_scenario_is_one_of_them(
+def test_runs_come_with_their_output(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     together(monkeypatch)
     base = command_line.compose(["scenario=bf16_clip", "on=slurm"])
-    broken = replace(base, scenario="broken", params=None, pins={})
+    other = command_line.compose(["scenario=sampler_shards", "on=slurm"])
 
     def run_in_block(config: RunConfig) -> tuple[str, suite.Done]:
         refusal = suite.not_run(config.scenario, Unsupported("because"), terminal())
         return f"the block of {config.scenario}\n", refusal
 
     monkeypatch.setattr(suite, "run_in_block", run_in_block)
-    runs = dict(executor.side_by_side([base, broken], terminal()))
-    assert [runs[index].result.scenario for index in range(2)] == ["bf16_clip", "broken"]
+    runs = dict(executor.side_by_side([base, other], terminal()))
+    assert [runs[index].result.scenario for index in range(2)] == ["bf16_clip", "sampler_shards"]
     assert "the block of bf16_clip" in capsys.readouterr().out
 
 
