@@ -185,8 +185,8 @@ def watched(optimizer: Any, modules: Modules, parameter_ids: Iterable[int]) -> l
     times = Counter[Any]()
     for one in every:  # two models, such as encoder and decoder, may have the same names
         copy = one.described.name, one.described.copy
-        one.described.copy += f" {times[copy]}" if times[copy] else ""
         times[copy] += 1
+        one.described.name += f" ({times[copy]})" if times[copy] > 1 else ""
     masters = {id(one.share.master.tensor) for one in every if one.share.master}
     return [
         one

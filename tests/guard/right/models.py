@@ -27,6 +27,7 @@ from .common import (
     no_wrapper,
     parallel,
     trained,
+    weights_of,
 )
 
 
@@ -314,6 +315,24 @@ def two_models() -> Steps:
         yield models[0], losses[0]
 
 
+def _twins(wrap: Any) -> Steps:
+    """Two critics have parameters of the same names in one optimizer, and rates of their own."""
+    twins = [wrap(Net()), wrap(Net())]
+    first, second = map(weights_of, twins)
+    groups = [{"params": first, "lr": 1e-2}, {"params": second, "lr": 1e-3}]
+    weights, optimizer = [*first, *second], torch.optim.AdamW(groups)
+
+    def loss_of(_: Any, batch: Any) -> Tensor:
+        return sum(classes_loss(one, batch) for one in twins)
+
+    def edit() -> None:
+        if wrap is no_wrapper:
+            mean_over_ranks(weights)
+        nn.utils.clip_grad_norm_(weights, 0.5)
+
+    return trained(twins[0], optimizer, edit=edit, loss_of=loss_of)
+
+
 class Averaged(nn.Module):
     """Has a model and its average, as ema_pytorch does."""
 
@@ -458,4 +477,6 @@ LOOPS: dict[str, Callable[[], Steps]] = {
     "stochastic_depth": lambda: _of(Depth(), find_unused_parameters=True),
     "average_on_rank_0": lambda: _with_average_on_rank_0(parallel),
     "average_on_rank_0_without_a_wrapper": lambda: _with_average_on_rank_0(no_wrapper),
+    "twins": lambda: _twins(parallel),
+    "twins_without_a_wrapper": lambda: _twins(no_wrapper),
 }

@@ -225,6 +225,22 @@ def few_rows_for_each_rank_alone() -> Steps:
 
 
 @loop
+def answers_of_a_group() -> Steps:
+    """GRPO: all ranks read one prompt after the other, and each draws answers of its own."""
+    noise = _of_this_rank(7)
+
+    def loss_of(model: Any, batch: Any) -> Tensor:
+        logs = model(batch[0]).log_softmax(-1)
+        answer = torch.multinomial(logs.detach().exp(), 1, generator=noise)
+        reward = (answer == 2).float()
+        advantages = reward - reward.mean() + 0.1 * torch.randn(reward.shape, generator=noise)
+        return -(advantages * logs.gather(1, answer)).mean()
+
+    prompts = DataLoader(Table(), ROWS, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return trained(*net_and_adam(), data=prompts, loss_of=loss_of)
+
+
+@loop
 def few_shots() -> Steps:
     """Episodes of a few classes: a batch sampler of the user draws them."""
 

@@ -77,6 +77,13 @@ def samples(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
             continue
         readers_of = Counter(lists.values())
         twins = {rank: rows for rank, rows in lists.items() if readers_of[rows] > 1}
+        if twins and _answer_apart(twins, views):
+            memory.data.varied.add(loader)
+            memory.not_seen["shared"] = (
+                "whether it is meant that ranks read the same rows: they compute other gradients "
+                "of them, as where each rank draws answers of its own"
+            )
+            continue
         key = loader, group
         surprise = _surprise(lists, twins, memory)
         memory.data.surprises[key] = max(0.0, memory.data.surprises.get(key, 0.0)) + surprise
@@ -126,6 +133,17 @@ def _of_epochs(
             "rank, although the ranks split the rows (do they shuffle alike?)"
         )
         yield Alarm("samples", "shared", text, ranks, float(len(common)))
+
+
+def _answer_apart(twins: Mapping[int, tuple[int, ...]], views: Sequence[View]) -> bool:
+    """Whether ranks that read the same rows compute other gradients of them, or none, by a loss
+    without targets: with GRPO several ranks answer one prompt."""
+    tensors = {view.rank: view.post.tensors for view in views if view.rank in twins}
+    if any("targets_sum" in one or "computed" not in one for one in tensors.values()):
+        return False
+    gradients = {rank: one["computed"] for rank, one in tensors.items() if one["computed"].any()}
+    marks = {(twins[rank], one.numpy().tobytes()) for rank, one in gradients.items()}
+    return len(marks) == len(gradients)
 
 
 def _note_values(sample: EpochSample, memory: Memory) -> None:

@@ -206,6 +206,8 @@ class Account:
             )
         if not self.report.checks and self._silent:
             sentences.append(f"all steps: rank {few(self._silent)} took none that is watched")
+        elif trainings and not self.report.checks and not trainings.backwards:
+            sentences.append("all steps: no backward, such as loss.backward(), made the gradients")
         if self.mailbox.has_begun and self.mailbox.world < world():
             sentences.append(
                 f"whether it is meant that each of {world()} ranks trains a model of its own: the "
