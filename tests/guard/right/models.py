@@ -323,7 +323,7 @@ def _twins(wrap: Any) -> Steps:
     weights, optimizer = [*first, *second], torch.optim.AdamW(groups)
 
     def loss_of(_: Any, batch: Any) -> Tensor:
-        return sum(classes_loss(one, batch) for one in twins)
+        return torch.stack([classes_loss(one, batch) for one in twins]).sum()
 
     def edit() -> None:
         if wrap is no_wrapper:
