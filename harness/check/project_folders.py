@@ -96,6 +96,8 @@ def opened(name: str) -> Selection:
         ]
         raise UserError("; ".join(reasons))
     best, *others = usable
+    if best not in LOCKS:
+        others += [name for name in ("setup.py", "pixi.toml") if (folder / name).is_file()]
     file = files.get(best) or classified(source.read_inside(folder / best))
     file = replace(file, chosen=source.names_in(chosen))
     return Selection(file, f"{name}: {specials}{best} was read", tuple(others))

@@ -73,8 +73,9 @@ def read(document: Mapping[str, Any], file: str) -> Content:
     _uv(document, content)
     if python := project.get("requires-python"):
         content.python = as_text(python, "project.requires-python")
-    if table_at(document, "tool", "pixi"):
-        content.notes.append(f"{file}: the tables of tool.pixi are not read: {PIXI}")
+    for tool in ("pixi", "conda-lock", "unidep"):
+        if table_at(document, "tool", tool):
+            content.notes.append(f"{file}: the tables of tool.{tool} are not read: {PIXI}")
     return content
 
 

@@ -174,6 +174,15 @@ def test_of_a_folder_a_lock_is_preferred_and_a_pyproject_of_tools_is_not_read(
     assert stack.complete
 
 
+@pytest.mark.usefixtures("offline")
+def test_what_else_a_folder_needs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "setup.cfg").write_text("[options]\ninstall_requires = up==1.0\n")
+    for name in ("setup.py", "pixi.toml"):  # code wins over setup.cfg where both have the key
+        (tmp_path / name).write_text("")
+    notes = environment.of_files([str(tmp_path)], ["up"]).notes
+    assert f"{tmp_path}: setup.cfg was read; setup.py, pixi.toml not read" in notes
+
+
 def test_a_damaged_file_of_a_folder_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = 'up==1.0'\n")
     (tmp_path / "environment.yml").write_text("dependencies: [up=2.0]\n")

@@ -353,8 +353,11 @@ def test_what_a_build_or_an_unknown_tool_adds_is_said(tmp_path: Path) -> None:
         optional-dependencies = {train = ["up==1.0"]}
         [tool.pixi.dependencies]
         pytorch = "2.1.*"
+        [tool.conda-lock.dependencies]
+        pytorch = "2.1.*"
         """
     (tmp_path / "pyproject.toml").write_text(text)
     notes = environment.of_files([f"{tmp_path / 'pyproject.toml'}[train]"], ["up"]).notes
     assert any("its dependencies are dynamic" in note for note in notes)
-    assert any("the tables of tool.pixi are not read" in note for note in notes)
+    for tool in ("pixi", "conda-lock"):
+        assert any(f"the tables of tool.{tool} are not read" in note for note in notes)
