@@ -103,6 +103,13 @@ class Modules:
                         self.ignored.add(id(parameter))
                     else:
                         self.ranks[id(parameter)] = ranks
+        self.hooked = {
+            id(parameter)
+            for module in modules
+            if _has_own_hooks(vars(module).get("_backward_hooks"))
+            for parameter in vars(module).get("_parameters", {}).values()
+        }
+        """The parameters of modules with hooks of the loop in their backward."""
         self.averages, self.split_rows = averages(), split_rows()
         self.has_engine = False
         """Whether a package reduces gradients after the backward: the loop does not edit them."""
@@ -214,7 +221,9 @@ def _watched(parameter: Any, modules: Modules, number: int | None) -> Watched:
     share = modules.share(parameter, described)
     if key in modules.ignored:
         described.left_out = "DDP was told to ignore them"
-    elif _has_own_hooks(parameter):
+    elif key in modules.hooked or _has_own_hooks(
+        getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ):
         described.left_out = "hooks of the loop change them"
         share.is_copy = True
     if share.weight:
@@ -251,10 +260,10 @@ class Accumulation:
         self._handle.remove()
 
 
-def _has_own_hooks(parameter: Any) -> bool:
-    """Whether the loop has hooks that change a gradient after it was accumulated."""
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    modules = [getattr(hook, "__module__", None) or "" for hook in hooks.values()]
+def _has_own_hooks(hooks: Any) -> bool:
+    """Whether some of these hooks, which run after a gradient was accumulated, are the loop's: they
+    may change it."""
+    modules = [getattr(hook, "__module__", None) or "" for hook in (hooks or {}).values()]
     return any(not module.startswith(("torch.", "deepspeed.", "megatron.")) for module in modules)
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from .common import (
+    CLASSES,
+    ROWS,
+    WIDTH,
     Net,
     Steps,
     Table,
@@ -104,6 +107,44 @@ def _accumulation_of_all_ranks(edit: Callable[[nn.Module], None] = lambda _: Non
         optimizer.step()
         optimizer.zero_grad()
         yield model, loss
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of the ranks' parts of an output, which all use alike."""
+
+    @staticmethod
+    def forward(context: Any, part: Tensor) -> Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+@loop
+def norm_of_split_heads() -> Steps:
+    """Each rank has some heads, as plain tensors, and all ranks read the same rows. A hook of the
+    module sums the gradient of the norm that all heads share, as in transformers 5.3.0."""
+    torch.manual_seed(dist.get_rank())
+    heads, norm, last = nn.Linear(WIDTH, 8), nn.LayerNorm(4), nn.Linear(8, CLASSES, bias=False)
+
+    def reduce(module: nn.Module, *_: Any) -> None:
+        for weight in weights_of(module):
+            dist.all_reduce(weight.grad)
+
+    norm.register_full_backward_hook(reduce)
+    model, table = nn.ModuleList([heads, norm, last]), Table()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while True:
+        for x, y in zip(table.x.split(ROWS), table.y.split(ROWS), strict=True):
+            parts = norm(heads(x).unflatten(-1, (2, 4))).flatten(-2)
+            loss = F.cross_entropy(_Sum.apply(last(parts)), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield model, loss
 
 
 @loop
