@@ -15,10 +15,10 @@ from harness.bugs import catalog
 from harness.bugs.lookup import lookup
 from harness.bugs.results import Status
 from harness.rank.guard import facts
-from harness.rank.guard.live_objects import MISSING, attribute
 from harness.rank.guard.posting.posts import Alarm
 from harness.rank.guard.reporting.report import Report
-from harness.rank.guard.settings import VISIBLE, Settings
+from harness.rank.guard.settings import Settings
+from harness.rank.training.live_objects import MISSING, attribute
 from harness.training.guard import known
 from tests.guard.trainer import Trainer
 
@@ -228,8 +228,8 @@ def test_a_bug_that_needs_what_no_rank_sees_is_not_certain(bugs: list[dict[str, 
     for bug in bugs:
         scenario = catalog.scenario(bug["name"])
         decides = scenario.seen and not scenario.seen_in_part
-        visible = set(VISIBLE) | ({"code"} if decides else set())
-        assert set(bug["settings"]) - {"resumed"} == set(scenario.settings) & set(VISIBLE)
+        visible = set(known.VISIBLE) | ({"code"} if decides else set())
+        assert set(bug["settings"]) - {"resumed"} == set(scenario.settings) & set(known.VISIBLE)
         # who does not resume does not meet it
         assert ("resumed" in bug["settings"]) == (len(scenario.launches) > 1)
         assert not bug["certain"] or set(scenario.settings) <= visible

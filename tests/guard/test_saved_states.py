@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.rank.events import AsyncSave, Save
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import packed, unpacked
@@ -23,6 +27,7 @@ from harness.rank.guard.states.training_states import (
     WRITTEN,
     States,
 )
+from harness.rank.guard.subscribers.saves import Checkpoints
 from harness.rank.training.parameters import Modules, watched
 
 Tensors = dict[tuple[str, str], Tensor]
@@ -295,3 +300,76 @@ def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others()
     assert judged.compared["checkpoints"] == 6
     values["bias", WEIGHT] = torch.ones(2)
     assert [alarm.parameters for alarm in alarms_of_load(values, judged, 2)] == [["bias"]]
+
+
+ENGINE = {"by_engine": True, "kept": False}
+
+
+@pytest.mark.parametrize(
+    ("values_of", "numbers", "changed", "kinds"),
+    [
+        ("later", ENGINE, [], ["path"]),
+        ("earlier", ENGINE, [], []),
+        ("later", {}, [], []),  # a hook may load other weights
+        ("later", ENGINE, ["body", "norm", "head"], []),  # the loop has written them since
+        ("before", {**ENGINE, "kept": True}, [], ["weights"]),
+        ("before", ENGINE, [], []),  # what a function of the user's has loaded
+        ("before", {}, [], []),
+    ],
+)
+def test_engine_that_loads_weights_gets_those_of_the_checkpoint(
+    values_of: str, numbers: dict[str, bool], changed: list[str], kinds: list[str]
+) -> None:
+    """DeepSpeed at ZeRO stage 3 took those of the newest checkpoint, or none (zero3_tag_ignored,
+    zero3_module_only)."""
+    weights = {key: value for key, value in tensors().items() if key[1] == WEIGHT}
+    times = {"earlier": 1.0, "later": 2.0, "before": 3.0}
+    saves = {name: {key: n * one for key, one in weights.items()} for name, n in times.items()}
+    judged = Memory()
+    for name in ("earlier", "later"):
+        assert judge(posts(saves[name], path=f"/saved/{name}"), judged) == []
+    load = saves[values_of], judged
+    alarms = alarms_of_load(*load, path="/saved/earlier", numbers=numbers, changed=changed)
+    assert [alarm.kind for alarm in alarms] == kinds
+
+
+@pytest.mark.parametrize(
+    ("drops", "thawed", "kinds"), [(1, 1, ["dropped"]), (1, 0, []), (0, 1, [])]
+)
+def test_weight_whose_loaded_state_was_dropped_does_not_begin_again(
+    drops: int, thawed: int, kinds: list[str]
+) -> None:
+    """torch drops the state of weights that are frozen at the load (osd_frozen_lost)."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    given = {name: dict(optimizer.state[one]) for name, one in model.named_parameters()}
+    states = States()
+    if drops:
+        del optimizer.state[model.bias]
+    states.note_set(optimizer, model, given)
+    if not thawed:
+        model.bias.grad = None
+    alarms = [states.begun_again(optimizer), states.begun_again(optimizer)]
+    assert [alarm.kind for alarm in alarms if alarm is not None] == kinds
+
+
+@pytest.mark.parametrize(
+    ("copies", "steps", "kinds"), [(False, True, ["late"]), (True, True, []), (False, False, [])]
+)
+def test_thread_saves_what_it_got(copies: bool, steps: bool, kinds: list[str]) -> None:
+    """Lightning copied nothing before steps went on (pl_async_checkpoint)."""
+    model = nn.Linear(4, 2)
+    trainings: Any = [SimpleNamespace(alarms=[])]
+    nothing: Any = None
+    watch = Checkpoints(trainings, *[nothing] * 6)
+    content = {"state_dict": model.state_dict()}
+    watch._hand_over(AsyncSave(None, [content, "/saved.ckpt"], {}))
+    if copies:
+        content = copy.deepcopy(content)
+    if steps:
+        with torch.no_grad():
+            model.weight += 1
+    watch._compare_handed(Save(None, [content, "/saved.ckpt"], {}, Save.places[0]))
+    assert [alarm.kind for alarm in trainings[0].alarms] == kinds

@@ -286,3 +286,86 @@ def test_optimizer_of_other_parameters_or_with_a_state_is_none_that_was_loaded(s
     assert run.resume is not None
     assert run.resume.left_by(Run().optimizer) is None
     assert run.resume.left_by(run.optimizer) is None
+
+
+class Joined(LinearLR):
+    """A warmup that goes on with another schedule, and keeps its rate if that has a copy."""
+
+    def __init__(self, optimizing: Any, after: Any) -> None:
+        self.after = after
+        super().__init__(optimizing, 1.0)
+
+    def step(self, epoch: int | None = None) -> None:
+        self.last_epoch += 1
+        if self.last_epoch:
+            self.after.step()
+            self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+
+def of_another(optimizing: Any) -> Any:
+    return Joined(optimizing, cosine(OTHER))
+
+
+def of_a_copy(optimizing: Any) -> Any:
+    return Joined(optimizing, copy.deepcopy(cosine(optimizing)))
+
+
+OTHER = optimizer(0.3)
+
+
+@pytest.mark.parametrize(("make", "faults"), [(of_another, []), (of_a_copy, ["apart"])])
+def test_schedule_within_another_that_moves_a_copy_of_the_optimizer_is_a_fault(
+    make: Any, faults: list[str]
+) -> None:
+    """That of another optimizer, such as a discriminator's, is none: it was constructed for it."""
+    schedules, optimizing = Schedules(), optimizer()
+    schedule = make(optimizing)
+    schedules.new(schedule)
+    schedules.new(cosine(OTHER))
+    for _ in range(2 * PATIENCE):
+        optimizing.step()
+        schedules.step(optimizing, 1)
+        schedule.step()
+    assert kinds(schedules) == faults
+
+
+class OptimizerParamScheduler:
+    """Megatron's schedule of the weight decay: 0.1 more in each step."""
+
+    def __init__(self, optimizing: Any, steps: int) -> None:
+        self.optimizer, self.steps = optimizing, steps
+
+    def get_wd(self) -> float:
+        return 0.1 * self.steps
+
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = self.get_wd()
+
+
+@pytest.mark.parametrize(
+    ("loaded", "first", "sets_again", "faults"),
+    [
+        (0.3, 0.3, True, []),
+        (0.3, 0.15, True, ["decay"]),  # of the schedule that the constructor has
+        (0.2, 0.2, True, []),  # the schedule begins anew, and sets it after the first step
+        (0.3, 0.15, False, []),  # the loop sets it
+        (0.3, 0.0, True, []),  # decays in each second step
+    ],
+)
+def test_weight_decay_of_the_first_step_is_that_of_its_schedule(
+    loaded: float, first: float, sets_again: bool, faults: list[str]
+) -> None:
+    optimizing = optimizer()
+    schedule = OptimizerParamScheduler(optimizing, 3)
+    (group,) = optimizing.param_groups
+    group["weight_decay"] = loaded
+    resume = Resume(optimizing, lambda _: [])
+    group["weight_decay"] = first
+    alarms = list(resume.before_step(optimizing))
+    schedule.step()
+    if not sets_again:
+        group["weight_decay"] = first
+    alarms += [] if resume.is_over else resume.before_step(optimizing)
+    assert [alarm.kind for alarm in alarms] == faults

@@ -46,6 +46,11 @@ class MixedStream(Event):
         ),
     )
 
+    @property
+    def generator(self) -> Any:
+        """The generator of the stream."""
+        return getattr(self.owner, "generator", None)
+
 
 FETCH = "torch.utils.data._utils.fetch"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .event import Call, Event, Place
+from .patches import frames
 
 
 @dataclass
@@ -155,6 +156,11 @@ class Load(Checkpoint):
         is_asked = self.argument(3, "load_optimizer_states", True)
         return bool(is_asked) and not self.argument(5, "load_module_only", False)
 
+    @property
+    def is_by_engine(self) -> bool:
+        """Whether DeepSpeed's engine loads all weights of its model itself."""
+        return self.of_engine and self.argument(6, "custom_load_fn") is None
+
 
 @dataclass
 class RestoredTraining(Load):
@@ -233,8 +239,9 @@ class MergedAdapter(Call):
 
 
 @dataclass
-class AsyncSave(Event):
-    """A checkpoint begins to be saved, which goes on during the next steps."""
+class AsyncSave(Call):
+    """A checkpoint begins to be saved, which goes on during the next steps. The first argument is
+    what is saved."""
 
     places = (
         Place("torch.distributed.checkpoint.state_dict_saver", "", "async_save"),
@@ -249,3 +256,16 @@ class LoadedState(Event):
     """An optimizer loads a state."""
 
     places = (Place("torch.optim.optimizer", "Optimizer", "load_state_dict"),)
+
+    @property
+    def by_names(self) -> tuple[Any, Mapping[str, Any]]:
+        """The model, and by the name of a weight what ``set_optimizer_state_dict`` of torch was
+        given, if that loads the state; nothing if the caller leaves out frozen weights."""
+        for frame in frames():
+            if frame.f_code.co_name == "_load_optim_state_dict":
+                values = frame.f_locals
+                state, info = values.get("state_dict"), values.get("info")
+                is_whole = not getattr(info, "ignore_frozen_params", False)
+                states = state.get("state") if isinstance(state, dict) and is_whole else None
+                return values.get("model"), states if isinstance(states, dict) else {}
+        return None, {}

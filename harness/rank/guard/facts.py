@@ -15,10 +15,11 @@ import torch.distributed as dist
 
 from ...system.conditions import holds, word_of
 from ..events import frames, is_engine
-from . import live_objects
-from .callers import user_frames
-from .live_objects import objects
-from .posting.posts import ParameterFacts, Post
+from ..training import live_objects
+from ..training.callers import is_installed, user_frames
+from ..training.live_objects import attribute, objects
+from .posting.posts import Alarm, ParameterFacts, Post
+from .sentences import number_of
 
 STEPS = "gradient_accumulation_steps"
 DISTRIBUTED_OPTIMIZER = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
@@ -110,6 +111,25 @@ def _accumulation_of_loop() -> int:
                 if type(value) is int and value > 1 and "accum" in name.lower()
             }
     return numbers.pop() if len(numbers) == 1 else 0
+
+
+def cleared_by_lightning() -> Alarm | None:
+    """An alarm if Lightning itself clears gradients that are there, within the micro-batches of a
+    step. Code of the user's on the way there may mean it, and a hook may end an epoch so early."""
+    for frame in frames():
+        trainer = attribute(frame.f_locals.get("self"), "trainer")
+        window = attribute(trainer, "accumulate_grad_batches")
+        if not is_installed(frame.f_code.co_filename):
+            return None
+        if ".loops." in frame.f_globals.get("__name__", "") and isinstance(window, int):
+            done = attribute(trainer, "fit_loop.epoch_loop.batch_progress.current.completed")
+            lost = done % window if isinstance(done, int) else 0
+            text = (
+                f"Lightning clears the gradients of {number_of(lost, 'micro-batch', 'es')} of "
+                f"{window} before the step that is to use them"
+            )
+            return Alarm("gradients", "cleared", text, size=float(lost)) if lost else None
+    return None
 
 
 def masks_asked_for() -> str:

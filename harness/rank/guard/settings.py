@@ -14,24 +14,6 @@ VARIABLE = "PYTHON_DISTRIBUTED_BUGS_GUARD"
 ACTIONS = ("warn", "stop", "command:...")
 """What an alarm does."""
 
-VISIBLE = (
-    "ranks",
-    "gradient_accumulation_steps",
-    "precision",
-    "trainer",
-    "zero_stage",
-    "gradient_clipping",
-    "dynamic_loss_scale",
-    "pipeline_parallel",
-    "tensor_parallel",
-    "distributed_optimizer",
-    "warmup_of_deepspeed",
-    "muon_of_deepspeed",
-    "offload_optimizer",
-    "contiguous_gradients",
-)
-"""The settings of a run that ``facts`` may see, under the catalogue's names for them."""
-
 
 def report_in(event: str) -> None:
     """Tell the command that something happened here: an empty file beside the settings file."""

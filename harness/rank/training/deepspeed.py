@@ -185,6 +185,11 @@ def is_pipeline(engine: Any) -> bool:
     return hasattr(getattr(engine, "module", None), "tied_comms")
 
 
+def weights_of(engine: Any) -> list[Any]:
+    """What this rank has of the weights of an engine's model: with ZeRO 3 a part of each."""
+    return [getattr(one, "ds_tensor", one) for one in engine.module.parameters()]
+
+
 def is_partitioned(parameter: Any) -> bool:
     """Whether ZeRO 3 has made it: a rank has a part of its values."""
     return hasattr(parameter, "ds_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -149,6 +150,21 @@ class Megatron(Layout):
         if not self.gathered[id(parameter)]:  # the next forward gathers it
             share.weight = partial(values_of, parameter, 0, 0)
         return share
+
+
+def scheduled_decays(optimizer: Any) -> list[tuple[float, float]]:
+    """The weight decay of each group of an optimizer, and the one that the state of its schedule
+    gives it; empty without a schedule of Megatron's, or of NeMo's, which was made from that."""
+    pairs = []
+    groups = {id(group) for group in optimizer.param_groups}
+    for schedule in living(lambda kind: kind.__name__ == "OptimizerParamScheduler"):
+        with contextlib.suppress(Exception):  # such as a release with other names
+            takes_group = schedule.get_wd.__code__.co_argcount > 1
+            for group in schedule.optimizer.param_groups:
+                if id(group) in groups:
+                    decay = schedule.get_wd(group) if takes_group else schedule.get_wd()
+                    pairs.append((group["weight_decay"], decay * group.get("wd_mult", 1.0)))
+    return pairs
 
 
 def _wrappers() -> Iterator[Any]:

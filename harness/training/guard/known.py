@@ -19,8 +19,25 @@ from harness.bugs.api.settings import CODE
 from harness.bugs.lookup import lookup
 from harness.bugs.packages import import_name, upstreams
 from harness.bugs.results import Status
-from harness.rank.guard.settings import VISIBLE
 from harness.system.files import write_whole
+
+VISIBLE = (
+    "ranks",
+    "gradient_accumulation_steps",
+    "precision",
+    "trainer",
+    "zero_stage",
+    "gradient_clipping",
+    "dynamic_loss_scale",
+    "pipeline_parallel",
+    "tensor_parallel",
+    "distributed_optimizer",
+    "warmup_of_deepspeed",
+    "muon_of_deepspeed",
+    "offload_optimizer",
+    "contiguous_gradients",
+)
+"""The settings of a run that ``facts`` of a rank may see, under the catalogue's names for them."""
 
 SIGNS = {
     "gradient": "gradients/mean gradients/none",

@@ -17,11 +17,6 @@ class Validated(accumulating.Map):
     erasable = 0
     """How many of them, since the optimizer's last step."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """The remedy leaves the gradients to the optimizer, whose own zero_grad Lightning calls."""
-        if not self.ctx.params.own_zero_grad:
-            super().zero_grad(set_to_none)
-
     def extra_facts(self) -> dict[str, Any]:
         before, self.erasable = self.erasable, 0
         return {"before_validation": before}
@@ -33,7 +28,15 @@ class Validated(accumulating.Map):
         self.map(rows[0])
 
 
+class Remedied(Validated):
+    """Leaves the gradients to the optimizer, whose own zero_grad Lightning calls."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear nothing."""
+
+
 def fit(ctx: api.Context) -> None:
     """Train for one epoch, and validate in between."""
     every = ctx.params.validate_every
-    accumulating.fit(ctx, Validated, validated=True, val_check_interval=every)
+    kind = Remedied if ctx.params.own_zero_grad else Validated
+    accumulating.fit(ctx, kind, validated=True, val_check_interval=every)

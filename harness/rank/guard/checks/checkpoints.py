@@ -291,9 +291,16 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
     candidates = [one for one in memory.saved if one.event != WRITTEN]
     saved = max(candidates, key=lambda one: _likeness(one, state), default=None)
     is_whole = saved is not None and _likeness(saved, state) > 0
+    asked = next((one for one in reversed(candidates) if one.is_loaded_by(state)), None)
+    is_by_engine = is_whole and "by_engine" in state.numbers
+    is_other = saved is not None and is_by_engine and not saved.is_loaded_by(state)
+    if saved and asked and is_other and asked.unequal(state, _is_weight):
+        first, second = (os.path.basename(one.path) for one in (asked, saved))
+        text = f"after the load of {first} the weights are those of {second}, {saved.when}"
+        yield Alarm("checkpoints", "path", text, state.ranks)
+        return
     if not is_whole:
-        saved = next((one for one in reversed(candidates) if one.is_loaded_by(state)), None)
-        is_whole = state.is_promised
+        saved, is_whole = asked, state.is_promised
     if saved is None:
         kinds = {kind for kinds in state.wholes.values() for kind in kinds}
         if any(map(_is_inner, kinds)):
@@ -311,7 +318,8 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
         yield Alarm("checkpoints", "state", text, state.ranks, float(len(lost)), lost)
     # Within a process a loop may go back to other weights, with the optimizer's last state.
     is_filed = saved.is_in_files and not saved.is_of_this_process
-    is_kind = _is_weight if is_whole else WEIGHT.__eq__
+    is_kept = state.numbers.get("kept", False)
+    is_kind = _is_weight if is_whole or is_kept else WEIGHT.__eq__
     weights = list(saved.pairs(state, is_kind))
     differing = saved.unequal(state, is_kind)
     if differing and len(differing) < len({name for name, *_ in weights}):
@@ -321,7 +329,7 @@ def _resumed(state: State, memory: Memory) -> Iterator[Alarm]:
         yield Alarm("checkpoints", "weights", text, sorted(odd) or state.ranks, 1.0, differing)
     elif (
         differing
-        and (state.is_promised or is_filed)
+        and (state.is_promised or is_filed or is_kept)
         and not _equal([(old, new) for _, old, new in weights])
     ):
         text = f"after the load no weight is what was {saved.when}"

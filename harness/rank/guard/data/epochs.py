@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from ..live_objects import attribute
+from ...training.live_objects import attribute
 from ..posting.posts import Alarm
 
 FIRST_BATCHES = 4

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from ....detectors.rows import IGNORED
-from ...events import Batch, DrawnIndex, Fetch, NewFetcher, NewIterator, TrainerEnd, instrument
+from ...events import (
+    Batch,
+    DrawnIndex,
+    Fetch,
+    MixedStream,
+    NewFetcher,
+    NewIterator,
+    TrainerEnd,
+    instrument,
+)
 from ..posting.posts import Alarm, EpochSample, Pass, Post, sampled_rows
 from ..process import is_worker
 from ..sampling.samples import tensors_in
@@ -130,7 +139,10 @@ class Loader:
         told: list[Any] = []
         with contextlib.suppress(Exception):  # a stranger's code
             told = told_epochs(iterator)
-        epoch = Epoch(self._count, batches_of(iterator), told)
+        length = batches_of(iterator)
+        if length is not None and iterator not in self._epochs:  # torchdata's goes on after a load
+            length -= max(0, getattr(iterator, "_num_yielded", 1) - 1)
+        epoch = Epoch(self._count, length, told)
         split_rows = splits(iterator, self.dataset())
         epoch.part = EpochRows(split_rows) if split_rows else None
         return epoch
@@ -313,6 +325,7 @@ class Rows:
         on(NewIterator, after=guarded(lambda event: numbers.begin(event.owner)), when=is_trainer)
         on(NewFetcher, before=lambda event: numbers.worker_begins(event.dataset), when=is_worker)
         on(Fetch, after=lambda event: numbers.worker_has_read(event.owner.dataset), when=is_worker)
+        on(MixedStream, before=lambda event: numbers.worker_mixes(event.generator), when=is_worker)
         on(TrainerEnd, after=guarded(trained), when=is_alive)
 
     def describe(self, post: Post, masked_by: str) -> None:

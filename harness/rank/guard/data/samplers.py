@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..callers import INSTALLED
+from ...training import callers
 
 MOST_OBJECTS = 64
 """Objects of a sampler among which those that it wraps are searched: a limit of time."""
@@ -47,7 +47,7 @@ def is_installed(iterator: Any) -> bool:
     again on purpose."""
     modules = [sys.modules.get(type(one).__module__) for one in chain(iterator)]
     files = [getattr(module, "__file__", None) or "" for module in modules]
-    return all(file.startswith(INSTALLED) for file in files)
+    return all(map(callers.is_installed, files))
 
 
 def shuffles(iterator: Any) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.hooks import unserializable_hook
 
 from ....detectors.rows import IGNORED
 from ...events import EngineBackward, LossValue, OutputGradient, instrument
-from ..callers import user_frames
+from ...training.callers import user_frames
 from ..fence import Fence
 from ..posting.posts import Post
 from ..process import captures

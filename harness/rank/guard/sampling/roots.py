@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..callers import numbers_of_losses
+from ...training.callers import numbers_of_losses
 
 DEPTH = 64
 """Operations between a loss and what it is made of: a limit of time."""

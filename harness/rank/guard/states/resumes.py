@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ....detectors.arithmetic import NOISE
+from ...training.megatron import scheduled_decays
 from ..posting.posts import Alarm
 
 BEGINNING = 4
@@ -31,6 +32,9 @@ class Resume:
         self._before = {id(one) for one in schedules(optimizer)}
         """The schedules that were there before the load."""
         self._steps = 0
+        self._decays = [group.get("weight_decay") for group in optimizer.param_groups]
+        self._unlike: list[tuple[float, float]] = []
+        """Weight decays of the first step that are not those of their schedule."""
 
     @property
     def is_over(self) -> bool:
@@ -39,10 +43,25 @@ class Resume:
     def before_step(self, optimizer: Any) -> Iterator[Alarm]:
         """Compare what the optimizer has before a step with the loaded state."""
         self._steps += 1
+        # A loop that begins another schedule may take one step more with the loaded weight decay.
+        unlike = [
+            (decay, scheduled)
+            for decay, scheduled in scheduled_decays(optimizer)
+            if decay and _differ(decay, scheduled) and decay not in self._decays
+        ]
+        if self._steps == 2 and self._unlike and not unlike:
+            decay, scheduled = self._unlike[0]
+            text = (
+                f"the first step after the load uses the weight decay {decay:.4g} instead of "
+                f"{scheduled:.4g}, which its schedule has for it"
+            )
+            yield Alarm("schedule", "decay", text, size=abs(decay - scheduled))
+        self._unlike = unlike
         if self._steps == 1:
             counts = (getattr(s, "last_epoch", 0) or 0 for s in self._schedules(optimizer))
             if not self._states and not any(count > 0 for count in counts):
-                self._steps = 2  # the state may be the one with which SGD begins
+                # The state may be the one with which SGD begins.
+                self._steps = 1 if unlike else 2
                 return
             yield from self._compare_states(optimizer)
             self._begun = self._begun_schedule(optimizer)
@@ -50,7 +69,7 @@ class Resume:
         changes = (
             (before, rate)
             for before, rate in pairs
-            if before and rate is not None and abs(before - rate) > NOISE * abs(before)
+            if before and rate is not None and _differ(rate, before)
         )
         before, rate = next(changes, (0.0, 0.0))
         if not before:
@@ -122,6 +141,10 @@ class Resume:
             "step, and another one takes the first step without any state"
         )
         return Alarm("schedule", "other", text, size=self._count)
+
+
+def _differ(value: float, expected: float) -> bool:
+    return abs(value - expected) > NOISE * abs(expected)
 
 
 def rates(optimizer: Any) -> list[Any]:

@@ -6,8 +6,10 @@ A rate is a number of Python, so each step is looked at, and no device is asked.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from ....detectors.arithmetic import begins_with_jump
 from ...events import NewSchedule, PreparedSchedule, instrument
@@ -46,12 +48,21 @@ class Schedule:
         self._count: Any = None
         self._rates: list[float] = []
         self._ahead = self._still = self._apart = 0
+        self._copy_count: Any = None
+        """How far a schedule within it has moved that a load has put there."""
 
     def step(
-        self, rates: list[float], per_step: set[int], groups: list[dict[str, Any]]
+        self,
+        rates: list[float],
+        per_step: set[int],
+        groups: list[dict[str, Any]],
+        is_alone: bool,
+        optimizers: Container[Any],
     ) -> Alarm | None:
         """Note a step of the optimizer with these rates and groups. ``per_step`` are the numbers of
-        steps that the schedule may take in it; if it is empty, any."""
+        steps that the schedule may take in it; if it is empty, any. ``is_alone``: no
+        other schedule has this optimizer. ``optimizers`` are those for which some were constructed.
+        """
         scheduler = self.scheduler()
         before, self._count = self._count, getattr(scheduler, "last_epoch", None)
         rates_before, self._rates = self._rates, rates
@@ -60,14 +71,18 @@ class Schedule:
         steps = self._count - before
         self._ahead = self._ahead + 1 if per_step and steps not in per_step else 0
         moves = self.name in MOVING and MOVING[self.name](scheduler)
-        is_apart = self._sets_others(rates, groups)
+        copy = self._copy_within(scheduler, optimizers) if rates == rates_before else None
+        setter = copy or scheduler
+        is_apart = (is_alone or copy is not None) and _sets_others(setter, rates, groups)
         self._apart = self._apart + 1 if is_apart else 0
         is_own = rates == list(getattr(scheduler, "_last_lr", rates))  # or the loop has set others
-        is_still = moves and steps > 0 and any(rates) and rates == rates_before and is_own
+        is_still = (
+            is_alone and moves and steps > 0 and any(rates) and rates == rates_before and is_own
+        )
         self._still = self._still + 1 if is_still and not is_apart else 0
         if self._apart == OTHERS:
             text = (
-                f"{self.name} sets the learning rate {scheduler.get_last_lr()[0]:.4g} of other "
+                f"{type(setter).__name__} sets the learning rate {setter._last_lr[0]:.4g} of other "
                 f"groups than those that the optimizer steps, with {rates[0]:.4g}: what wraps the "
                 "optimizer kept groups that a load has replaced"
             )
@@ -80,19 +95,28 @@ class Schedule:
             return Alarm("schedule", "still", text)
         return None
 
-    def _sets_others(self, rates: list[float], groups: list[dict[str, Any]]) -> bool:
-        """Whether the schedule sets rates of a wrapper's groups that the optimizer has not."""
-        scheduler = self.scheduler()
-        held = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
-        set_rates = getattr(scheduler, "_last_lr", None)
-        if type(held) is not list or type(set_rates) is not list or not rates:
-            return False
-        is_apart = len(held) == len(groups) == len(rates) == len(set_rates) and not any(
-            one is other for one, other in zip(held, groups)
-        )
-        return is_apart and all(
-            type(one) is float and one != rate for one, rate in zip(set_rates, rates)
-        )
+    def _copy_within(self, scheduler: Any, optimizers: Container[Any]) -> Any:
+        """A schedule within this one that has moved since the last step, and that nobody has
+        constructed: a load has put it there, with a copy of the optimizer. None without one."""
+        values = vars(scheduler).values()
+        schedules = (one for one in values if isinstance(one, LRScheduler))
+        copy = next((one for one in schedules if one.optimizer not in optimizers), None)
+        before, self._copy_count = self._copy_count, getattr(copy, "last_epoch", None)
+        return copy if before is not None and before != self._copy_count else None
+
+
+def _sets_others(scheduler: Any, rates: list[float], groups: list[dict[str, Any]]) -> bool:
+    """Whether a schedule sets rates of groups that the optimizer has not, such as a wrapper's."""
+    held = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
+    set_rates = getattr(scheduler, "_last_lr", None)
+    if type(held) is not list or type(set_rates) is not list or not rates:
+        return False
+    is_apart = len(held) == len(groups) == len(rates) == len(set_rates) and not any(
+        one is other for one, other in zip(held, groups)
+    )
+    return is_apart and all(
+        type(one) is float and one != rate for one, rate in zip(set_rates, rates)
+    )
 
 
 class Schedules:
@@ -142,9 +166,11 @@ class Schedules:
         for schedule in schedules:
             is_prepared = schedule.scheduler() in self._prepared
             alarm = schedule.step(
-                rates if len(schedules) == 1 else [],
+                rates,
                 {0, 1, ranks} if is_prepared else set(),
                 groups,
+                len(schedules) == 1,
+                self._of,
             )
             self.alarms += [alarm] if alarm else []
         self._begin(optimizer, groups)

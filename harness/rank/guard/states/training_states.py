@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...training.layouts import living, local
+from ...training.layouts import living, local, plain
 from ...training.parameters import Watched
-from ..posting.posts import Part, Pass, Post, TrainingState
+from ..posting.posts import Alarm, Part, Pass, Post, TrainingState
 from ..sampling.samples import INTEGERS, stacked
+from ..sentences import number_of
 from .resumes import Resume, rates, steps_of
 
 SAVED, RESUMED = "saved", "resumed"
@@ -70,6 +71,8 @@ class States:
         self._rates_before: list[Any] = []
         self._at_load: dict[int, list[int]] = {}
         """By the id of a parameter, the sums of its bits and of its state after a load."""
+        self._lost: dict[int, tuple[str, float]] = {}
+        """By the id of a parameter, its name and steps, if a load has dropped its state."""
         self._outer: list[Any] = []
         self._watched: Sequence[Watched] | None = None
 
@@ -88,6 +91,36 @@ class States:
             self.loaded = TrainingState(RESUMED, step, path, stamp(path), 0.0, is_promised)
             self.loaded.rates = rates(optimizer)
             self.loaded.is_rate_kept = self.is_filled and self.loaded.rates == self._rates_before
+
+    def note_set(
+        self, optimizer: Any, model: torch.nn.Module, state: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Note whether the optimizer has a state of each weight whose state torch has loaded."""
+        for name, parameter in model.named_parameters():
+            values = state.get(plain(name), {})
+            if any(isinstance(one, Tensor) and one.dim() for one in values.values()):
+                count = float(values.get("step", 1))
+                is_lost = not optimizer.state.get(parameter)
+                self._lost.update({id(parameter): (plain(name), count)} if is_lost else {})
+
+    def begun_again(self, optimizer: Any) -> Alarm | None:
+        """An alarm if the optimizer steps a weight without the state that a load has dropped."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        lost = [
+            self._lost[id(one)]
+            for one in parameters
+            if id(one) in self._lost and one.grad is not None
+            if float(optimizer.state.get(one, {}).get("step", 0)) < self._lost[id(one)][1]
+        ]
+        if not lost:
+            return None
+        self._lost = {}
+        names = [name for name, _ in lost]
+        text = (
+            f"the optimizer begins again with {number_of(len(lost), 'parameter')}, such as "
+            f"{names[0]}: the load has dropped a state of {lost[0][1]:.0f} steps"
+        )
+        return Alarm("checkpoints", "dropped", text, size=float(len(lost)), parameters=names)
 
     def save(
         self,
@@ -203,7 +236,7 @@ class States:
         sums: list[Tensor] = []
         for part, tensor in pairs:
             try:
-                sums.append(_sum(tensor))
+                sums.append(value_sum(tensor))
             except (RuntimeError, TypeError, NotImplementedError):
                 continue  # a kind of tensors that has no bits, such as a quantized one
             state.parts.append(list(vars(part).values()))
@@ -336,7 +369,8 @@ def _part(name: str, kind: str, place: str, tensor: Any) -> tuple[Part, Tensor]:
     return Part(name, kind, place, tensor.numel(), dtype, width), tensor
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def value_sum(tensor: Tensor) -> Tensor:
+    """The sum of the bits of all values: that of a whole is that of its parts."""
     flat = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     integers = flat.view(INTEGERS[flat.element_size()])
     return integers.sum(dtype=integers.dtype).long()
@@ -349,7 +383,7 @@ def _sums_by_id(optimizer: Any) -> dict[int, list[int]]:
         state = optimizer.state.get(parameter, {})
         values = [parameter, *(state.values() if isinstance(state, dict) else ())]
         tensors[id(parameter)] = [local(one) for one in values if _has_bits(one)]
-    return {key: [int(_sum(one)) for one in values] for key, values in tensors.items()}
+    return {key: [int(value_sum(one)) for one in values] for key, values in tensors.items()}
 
 
 def outer_optimizers(optimizer: Any) -> list[Any]:

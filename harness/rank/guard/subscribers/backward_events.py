@@ -22,9 +22,10 @@ from ...events import (
     WrapperUnscale,
     ZeroGrad,
 )
+from ...training.callers import place_of_caller
 from ...training.parameters import Modules
 from ...training.torch_layouts import inner_optimizer
-from ..callers import place_of_caller
+from ..facts import cleared_by_lightning
 from ..process import captures
 from ..trainings.training import Training
 from .watch import Watch
@@ -165,5 +166,7 @@ class GradientEvents(Watch):
         is_only_one, backwards = len(self.trainings) == 1, self.trainings.backwards
         had_gradients = [one.cleared(is_only_one, backwards) for one in trainings]
         is_open = any(one.armed and not one.checked.is_sampled for one in trainings)
+        alarm = cleared_by_lightning() if any(had_gradients) else None
+        trainings[0].alarms += [alarm] if alarm else []
         if any(had_gradients) or is_open:
             self.losses.cleared()

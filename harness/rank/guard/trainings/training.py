@@ -272,6 +272,8 @@ class Training:
         if self.role.inner_steps is None:
             self._compare_resume()
         if self.armed:
+            alarm = self.states.begun_again(self.optimizer())
+            self.alarms += [alarm] if alarm else []
             self.take_used()
             step, watched = self.checked, self.model.watched
             step.updates.take(self.optimizer(), watched, step.numbers, step.check)

@@ -7,9 +7,9 @@ from typing import Any
 
 from ... import events
 from ...events import Joined, NewOptimizer, NewScaler, ScalerStep, Step
+from ...training.live_objects import objects
 from ..data.rows import Rows
 from ..fence import Fence
-from ..live_objects import objects
 from ..sampling.optimizers import is_constructed
 from ..states.schedules import Schedules
 from .training import UNNUMBERED, Training

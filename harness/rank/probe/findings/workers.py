@@ -28,11 +28,6 @@ class Workers:
         rows, on = self._rows, events.instrument.on
         rows.subscribe(lambda handler: handler, is_alive=lambda: True, is_checked=lambda: False)
         on(events.Backward, before=lambda _: rows.backward(), when=_in_rank)
-        on(
-            events.MixedStream,
-            before=lambda e: rows.numbers.worker_mixes(getattr(e.owner, "generator", None)),
-            when=lambda: not _in_rank(),
-        )
 
     def report(self) -> list[str]:
         """What is wrong with the workers, in a line for each fault."""

@@ -22,6 +22,8 @@ STRANGERS = tuple(
 """The folders of code that calls a backward for a loop."""
 
 INSTALLED = (*STRANGERS, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+SITES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""What is in the paths of packages that PYTHONPATH adds to those of the interpreter."""
 
 LOSSES = {"loss", "losses", "criterion", "objective", "entropy", "nll", "ce", "bce", "mse", "l1"}
 """Words in the names of losses."""
@@ -35,9 +37,14 @@ def place_of_caller() -> Hashable:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file of code is that of an installed package, and not the user's own."""
+    return file.startswith(INSTALLED) or any(site in file for site in SITES)
+
+
 def user_frames() -> Iterator[Any]:
     """The frames of the user's code that runs now: not those of installed packages."""
-    return (one for one in frames() if not one.f_code.co_filename.startswith(INSTALLED))
+    return (one for one in frames() if not is_installed(one.f_code.co_filename))
 
 
 def numbers_of_losses(files: Iterable[str]) -> frozenset[float]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...system.conditions import holds
-from ..training.layouts import living
+from .layouts import living
 
 MISSING = object()
 """The value of what is not there."""

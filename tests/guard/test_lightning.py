@@ -1,0 +1,54 @@
+"""Lightning that clears gradients before a step uses them, without code of the user in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.rank.guard.facts import cleared_by_lightning
+from harness.rank.guard.posting.posts import Alarm
+
+EVALUATION = "lightning.pytorch.loops.evaluation_loop"
+
+
+def alarm_of(
+    clear: Callable[[], Alarm | None], done: int, window: int, module: str = EVALUATION
+) -> Alarm | None:
+    """What is told if a method of this module clears gradients after ``done`` batches."""
+    progress = SimpleNamespace(current=SimpleNamespace(completed=done))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+    trainer = SimpleNamespace(accumulate_grad_batches=window, fit_loop=loop)
+    code = "def run(self, clear): return clear()"
+    space: dict[str, Any] = {"__name__": module}
+    exec(compile(code, f"/env/site-packages/{module}.py", "exec"), space)
+    told: Alarm | None = space["run"](SimpleNamespace(trainer=trainer), clear)
+    return told
+
+
+def by_the_user() -> Alarm | None:
+    return cleared_by_lightning()
+
+
+def test_gradients_of_a_part_of_the_micro_batches_are_cleared() -> None:
+    alarm = alarm_of(cleared_by_lightning, 6, 4)
+    assert alarm is not None
+    assert (alarm.check, alarm.kind, alarm.size) == ("gradients", "cleared", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("clear", "done", "window", "module"),
+    [
+        (cleared_by_lightning, 8, 4, EVALUATION),  # between two steps
+        (cleared_by_lightning, 0, 4, EVALUATION),  # a hook has ended the epoch before
+        (cleared_by_lightning, 3, 1, EVALUATION),
+        (by_the_user, 6, 4, EVALUATION),  # a hook may drop gradients that are not finite
+        (cleared_by_lightning, 6, 4, "another.trainer"),
+    ],
+)
+def test_gradients_that_may_be_cleared_give_no_alarm(
+    clear: Callable[[], Alarm | None], done: int, window: int, module: str
+) -> None:
+    assert alarm_of(clear, done, window, module) is None
