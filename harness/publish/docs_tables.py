@@ -403,7 +403,7 @@ def _program(program: dict[str, Any]) -> Iterator[str]:
 
 def _guard_on_bugs(guard: dict[str, Any]) -> Iterator[str]:
     """Which bugs of the catalogue ``guard`` detects, by harm and one by one."""
-    detected = [*guard["detected"], *guard["other_alarm"]]
+    detected = [*guard["detected"], *guard["other_alarm"], *guard["in_loop"]]
     missed = {name: group["reason"] for group in guard["missed"] for name in group["bugs"]}
     harms = [Counter(catalog.scenario(name).harm for name in names) for names in (detected, missed)]
     yield "## Which bugs guard detects"
@@ -414,6 +414,8 @@ def _guard_on_bugs(guard: dict[str, Any]) -> Iterator[str]:
     rows = [[link(name), "detected", ""] for name in guard["detected"]]
     why = "with a right alarm of another bug in a variant without this one"
     rows += [[link(name), "detected", why] for name in guard["other_alarm"]]
+    why = "in its loop in `loops/`, with these releases (`python -m tests.guard.loops_of_bugs`)"
+    rows += [[link(name), "detected", why] for name in guard["in_loop"]]
     rows += [[link(name), "missed", markdown(reason)] for name, reason in missed.items()]
     yield markdown_table(["bug", "guard", "why"], sorted(rows))
     names = ", ".join(map(link, guard["no_training"]))
