@@ -96,12 +96,12 @@ class States:
         self, optimizer: Any, model: torch.nn.Module, state: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Note whether the optimizer has a state of each weight whose state torch has loaded."""
+        self._lost = {}
         for name, parameter in model.named_parameters():
             values = state.get(plain(name), {})
-            if any(isinstance(one, Tensor) and one.dim() for one in values.values()):
-                count = float(values.get("step", 1))
-                is_lost = not optimizer.state.get(parameter)
-                self._lost.update({id(parameter): (plain(name), count)} if is_lost else {})
+            has_moments = any(isinstance(one, Tensor) and one.dim() for one in values.values())
+            if has_moments and not optimizer.state.get(parameter):
+                self._lost[id(parameter)] = plain(name), float(values.get("step", 1))
 
     def begun_again(self, optimizer: Any) -> Alarm | None:
         """An alarm if the optimizer steps a weight without the state that a load has dropped."""
