@@ -39,10 +39,11 @@ class Batch:
     padded: Tensor
     """[length, rows]: whether a token is padding."""
 
-    def share(self, rank: int, ranks: int) -> Batch:
-        """The rows of a data-parallel rank."""
+    def share(self, rank: int, ranks: int, dimension: int = 1) -> Batch:
+        """The rows of a data-parallel rank, or, of dimension 0, the tokens of a context-parallel
+        one."""
         parts = (self.inputs, self.values, self.padded)
-        return Batch(*(part.chunk(ranks, 1)[rank].contiguous() for part in parts))
+        return Batch(*(part.chunk(ranks, dimension)[rank].contiguous() for part in parts))
 
 
 class Routed(training.Model):
@@ -78,9 +79,9 @@ def _groups() -> dict[str, Any]:
     return {}
 
 
-def trained(ctx: api.Context, balancing: str, *, copies: bool) -> Routed:
+def trained(ctx: api.Context, balancing: str, *, copies: bool, context: bool = False) -> Routed:
     """The router with random weights; the ranks are connected."""
-    connect: Any = partial(training.copies, context=False) if copies else training.config
+    connect: Any = partial(training.copies, context=context) if copies else training.config
     config = connect(
         ctx,
         hidden_size=HIDDEN,
@@ -111,19 +112,23 @@ def forward(data: Iterator[Batch], model: Any) -> Any:
         logged = {"loss": losses.detach().mean()}
         if model.module.config.calculate_per_token_loss:
             return losses.sum(), count, logged
-        return losses.mean(), logged
+        # Upstream multiplies by the ranks that share a sequence: a mean over all its tokens.
+        return losses.mean() / parallel_state.get_context_parallel_world_size(), logged
 
     return probabilities, loss
 
 
-def train(ctx: api.Context, balancing: str = "aux_loss", *, copies: bool = False) -> None:
+def train(
+    ctx: api.Context, balancing: str = "aux_loss", *, copies: bool = False, context: bool = False
+) -> None:
     """Train the router; record what each step applied, and plain torch's two gradients.
 
-    The ranks share each sequence, or, with ``copies``, have different rows. ``balancing`` is
-    upstream's name of the auxiliary loss.
+    The ranks share each sequence, or, with ``copies``, have different rows, or, with ``context``,
+    are context-parallel. ``balancing`` is upstream's name of the auxiliary loss.
     """
     p = ctx.params
-    module = trained(ctx, balancing, copies=copies)
+    copies = copies or context
+    module = trained(ctx, balancing, copies=copies, context=context)
     trainer, weight = training.Trainer(module, p.lr), module.router.weight
     generator = torch.Generator().manual_seed(ctx.seed + 1)
     padded = torch.zeros(LENGTH, ROWS, dtype=torch.bool)
@@ -138,7 +143,11 @@ def train(ctx: api.Context, balancing: str = "aux_loss", *, copies: bool = False
         )
         before = weight.detach().clone()
         task, auxiliary = gradients(before, batch, p.coefficient)
-        share = batch.share(ctx.rank, ctx.world_size) if copies else batch
+        if balancing == "seq_aux_loss":  # the mean of what balances each row
+            rows = (batch.share(row, ROWS) for row in range(ROWS))
+            each = [gradients(before, row, p.coefficient)[1] for row in rows]
+            auxiliary = torch.stack(each).mean(0)
+        share = batch.share(ctx.rank, ctx.world_size, 1 - context) if copies else batch
         trainer.backward(forward, share, (LENGTH, share.inputs.shape[1]))
         trainer.step()
         ctx.record(
