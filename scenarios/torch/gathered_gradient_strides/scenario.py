@@ -28,7 +28,8 @@ def contiguous_buffers(function: Any) -> api.Edits:
     import libcst as cst
     import libcst.matchers as m
 
-    for call in m.findall(function, m.Call(m.Attribute(attr=m.Name("empty_like")))):
+    calls: Any = m.findall(function, m.Call(m.Attribute(attr=m.Name("empty_like"))))
+    for call in calls:
         if m.matches(call.args[0].value, m.Name("tensor")):
             layout = cst.parse_expression("torch.contiguous_format")
             keyword = cst.Arg(layout, keyword=cst.Name("memory_format"))
@@ -45,7 +46,7 @@ def compared(queries: Tensor, documents: Tensor, product: str, first: int) -> Te
     return cross_entropy(scores, first + torch.arange(len(queries), device=queries.device))
 
 
-def scrambled(_: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:
+def scrambled(alone: whole_batch.Loss, parts: Sequence[whole_batch.Part]) -> Tensor:
     """Each step applied the gradient of the gathered rows with its numbers in the order of the
     transposed matrix."""
     import torch

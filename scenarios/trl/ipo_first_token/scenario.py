@@ -31,8 +31,8 @@ def shifted(function: Any) -> api.Edits:
     import libcst.matchers as m
 
     unshifted = m.Attribute(m.Name("completion_mask"), m.Name("chunk"))
-    name = m.findall(function, unshifted)[0].value
-    yield name, cst.Name("shift_completion_mask")
+    places: Any = m.findall(function, unshifted)
+    yield places[0].value, cst.Name("shift_completion_mask")
 
 
 def run(ctx: api.Context) -> None:
