@@ -36,9 +36,6 @@ class Ids(Gradient[Step]):
     unit = "of the right loss"
     checks = ()
     reason = "exactly that follows with DeepSpeed's numbers of the layers"
-    picture = api.lines(
-        "The loss", "without the bug it is plain torch's", lambda s: s["loss"], y="loss"
-    )
 
     @staticmethod
     def plan(at: api.Position) -> api.Plan:
@@ -61,6 +58,10 @@ class Ids(Gradient[Step]):
 
 
 oracle = Ids()
+
+picture = api.lines(
+    "The loss", "without the bug it is plain torch's", lambda s: s["loss"], y="loss"
+)
 
 
 def run(ctx: api.Context) -> None:
