@@ -125,7 +125,7 @@ def test_values_stay_on_their_device_where_a_group_of_a_step_adds_none() -> None
         assert len(collected) == 3 * sum(map(len, parts))
 
 
-NAMES = [f"layers.{layer}.{name}" for layer in range(80) for name in ("up", "down", "norm")]
+NAMES = tuple(f"layers.{layer}.{name}" for layer in range(80) for name in ("up", "down", "norm"))
 
 
 def test_first_check_looks_at_all_parameters_and_later_ones_at_a_part() -> None:

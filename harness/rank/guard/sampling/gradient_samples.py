@@ -189,9 +189,10 @@ class Leftovers:
     def __init__(self) -> None:
         self._notes: dict[int, tuple[Any, int]] = {}
 
-    def note(self, watched: Sequence[Watched]) -> None:
-        """Note the gradients that there are: a step has ended."""
-        gradients = ((number, _gradient(one)) for number, one in enumerate(watched))
+    def note(self, watched: Sequence[Watched], numbers: Sequence[int]) -> None:
+        """Note the gradients that there are after a step, of the parameters ``numbers``, at which
+        the next check looks."""
+        gradients = ((number, _gradient(watched[number])) for number in numbers)
         self._notes = {
             number: (weakref.ref(gradient), version(gradient))
             for number, gradient in gradients

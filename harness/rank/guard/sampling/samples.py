@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -137,7 +138,10 @@ def norms(tensors: Sequence[Tensor | None], order: float) -> Tensor:
         for numbers in groups.values():
             group: Any = [tensors[n] for n in numbers]
             lengths: Any = torch._foreach_norm(group, order)
-            for number, size in zip(numbers, torch.stack(lengths).float().to(device).unbind()):
+            lengths = torch.stack(lengths).float().to(device)
+            if len(numbers) == len(tensors):
+                return lengths
+            for number, size in zip(numbers, lengths.unbind()):
                 sizes[number] = size
     return torch.stack(sizes)
 
@@ -184,7 +188,8 @@ def turns(count: int) -> int:
     return number
 
 
-def chosen(names: Sequence[str], check: int) -> list[int]:
+@lru_cache(maxsize=8)
+def chosen(names: tuple[str, ...], check: int) -> list[int]:
     """The numbers of the parameters that a check looks at; all in the first one.
 
     Ranks agree about it without a message, by the names: those of a pipeline have other numbers.

@@ -94,13 +94,13 @@ class WeightSums:
 
 
 LOOKED_AT = 16
-"""Weights whose versions say whether a loop has moved weights: first, last, and some between."""
+"""Weights whose versions say whether a loop has moved weights: the last, and some before it."""
 
 
 def versions(watched: Sequence[Watched]) -> list[int]:
     """How often some weights were written."""
-    places = {n * (len(watched) - 1) // (LOOKED_AT - 1) for n in range(LOOKED_AT)}
-    return [version(local(watched[at].parameter)) for at in sorted(places) if watched]
+    every = -(-len(watched) // LOOKED_AT) or 1
+    return [version(local(one.parameter)) for one in watched[::-every]]
 
 
 class FinalSums:

@@ -18,7 +18,7 @@ from ..posting.budget import FIRST_CHECKS
 from ..posting.posts import Post
 from ..sampling.clips import Clips
 from ..sampling.gradient_samples import GradientSamples
-from ..sampling.samples import Positions, chosen, joined, largest
+from ..sampling.samples import Positions, joined, largest
 from ..sampling.update_samples import UpdateSamples
 from .trained_model import TrainedModel
 
@@ -71,7 +71,7 @@ class CheckedStep:
 
     def __init__(self, model: TrainedModel, check: int) -> None:
         self._model, self.check = model, check
-        self.numbers = chosen([one.described.name for one in model.watched], check)
+        self.numbers = model.numbers(check)
         """The parameters that this check looks at."""
         self.samples = GradientSamples(model.watched, self.numbers, check)
         self.backwards, self.clips, self.updates = Backwards(), Clips(), UpdateSamples()
@@ -117,8 +117,8 @@ class CheckedStep:
     @property
     def is_unreduced(self) -> bool:
         """Whether nothing reduces the gradients of this step, as far as wrappers say."""
-        has_no_reduction = self._model.has_no_wrapper or not self.backwards.reduces
-        return self.is_armed and not self._model.has_engine and has_no_reduction
+        has_reduction = self.backwards.reduces and not self._model.has_no_wrapper
+        return self.is_armed and not self._model.has_engine and not has_reduction
 
     def drops(self, batches: int, backwards: int) -> bool:
         """Whether gradients that were cleared in this step may be missing in it: each backward of
@@ -142,7 +142,7 @@ class CheckedStep:
         post.losses.separate = notes.are_separate(batches)
         post.loop.unreduced = not notes.reduces
         post.loop.fused_scale = self.updates.has_fused_scale
-        self._model.leftovers.note(watched)
+        self._model.leftovers.note(watched, self._model.numbers(self.check + 1))
 
     def _tensors(self) -> dict[str, Tensor]:
         assert self._model.sums is not None  # noqa: S101

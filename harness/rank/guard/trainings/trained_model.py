@@ -10,6 +10,7 @@ from ..posting.posts import Post
 from ..process import world
 from ..sampling.gradient_samples import Leftovers
 from ..sampling.optimizers import kind_of
+from ..sampling.samples import chosen
 from ..sampling.weight_sums import FinalSums, WeightSums
 
 
@@ -25,6 +26,8 @@ class TrainedModel:
         """Whether this rank has all that is trained: the others have copies of it."""
         self.is_in_modules = True
         """Whether modules have parameters of the optimizer: others are copies of them."""
+        self.has_no_wrapper = False
+        """Whether nothing says which ranks have copies of some weights."""
         self.foreign = 0
         """Tensors of the optimizer that belong to no module, and had no gradient in the last
         check."""
@@ -53,13 +56,13 @@ class TrainedModel:
         self.is_described, self.leftovers = False, Leftovers()
         self.is_complete = is_complete([one.described for one in self.watched])
         self.is_in_modules = not self.modules.names.keys().isdisjoint(self._ids)
+        self.has_no_wrapper = any(not one.described.ranks for one in self.watched)
         self.sums = WeightSums(self.watched)
         return True
 
-    @property
-    def has_no_wrapper(self) -> bool:
-        """Whether nothing says which ranks have copies of some weights."""
-        return any(not one.described.ranks for one in self.watched)
+    def numbers(self, check: int) -> list[int]:
+        """The numbers of the parameters that a check looks at."""
+        return chosen(tuple([one.described.name for one in self.watched]), check)
 
     @property
     def has_engine(self) -> bool:
