@@ -6,7 +6,6 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 Change = Callable[[Any], Any]
@@ -39,8 +38,9 @@ def local(tensor: Any) -> Any:
 def living(is_kind: Callable[[type], bool]) -> list[Any]:
     """The objects of this process whose class is of a kind. None is asked itself: that may call a
     property of a proxy."""
-    is_cached_kind: Any = cache(is_kind)
-    return [one for one in gc.get_objects() if is_cached_kind(type(one))]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if is_kind(kind)}
+    return [one for one in objects if type(one) in kinds] if kinds else []
 
 
 def instances(module: str, name: str) -> list[Any]:
