@@ -16,7 +16,7 @@ from harness.bugs.lookup import lookup
 from harness.bugs.results import Status
 from harness.rank.guard import facts
 from harness.rank.guard.posting.posts import Alarm
-from harness.rank.guard.reporting.report import Report
+from harness.rank.guard.reporting.report import FaultReport
 from harness.rank.guard.settings import Settings
 from harness.rank.training.live_objects import MISSING, attribute
 from harness.training.guard import known
@@ -283,7 +283,7 @@ def test_signs_of_bugs_are_those_of_alarms() -> None:
     ],
 )
 def test_alarm_names_bugs_with_its_kind_and_factor(sign: str, expected: list[str]) -> None:
-    report = Report(Settings(quiet=True))
+    report = FaultReport(Settings(quiet=True))
     report.bugs = [bug(name="bug", signature=[sign])]
     alarm = Alarm("accumulation", "weight", "counted 3 times", [0, 1], 3.0, factors=["k"])
     (line,) = report.tell(1, 0, [alarm])

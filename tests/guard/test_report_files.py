@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli.guard import Findings
 from harness.rank.guard.posting.posts import Alarm
-from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, Report
+from harness.rank.guard.reporting.report import MOST_PARAMETERS, MOST_STEPS, FaultReport
 from harness.rank.guard.reporting.report_files import ALARMS, SUMMARY, ReportFiles
 from harness.rank.guard.settings import VARIABLE, Settings
 from harness.training.guard import report as reports
@@ -85,7 +85,7 @@ def test_line_after_one_that_was_cut_is_whole(tmp_path: Path) -> None:
 
 
 def test_report_of_a_long_training_is_small(tmp_path: Path) -> None:
-    report = Report(Settings(out=str(tmp_path), quiet=True))
+    report = FaultReport(Settings(out=str(tmp_path), quiet=True))
     for step in range(1, 100_001):
         report.note_check(step)
     assert report.checks == 100_000
@@ -145,7 +145,7 @@ def out(tmp_path: Path) -> Path:
 def test_alarms_of_an_earlier_training_are_none(run: Path, out: Path) -> None:
     findings = Findings(run, out)
     assert not findings.has_alarm()
-    Report(Settings(out=str(out))).tell(1, 0, [ALARM])
+    FaultReport(Settings(out=str(out))).tell(1, 0, [ALARM])
     assert findings.has_alarm()
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_vanishes_is_no_alarm(run: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("becomes", ["nothing", "a file"])
 def test_an_alarm_that_cannot_be_written_is_one(run: Path, out: Path, becomes: str) -> None:
-    findings, report = Findings(run, out), Report(Settings(out=str(out)))
+    findings, report = Findings(run, out), FaultReport(Settings(out=str(out)))
     shutil.rmtree(out)
     if becomes == "a file":
         out.write_text("")
@@ -172,7 +172,7 @@ def test_an_alarm_of_a_rank_without_our_folder_is_in_the_report(
     """Such as one on another machine."""
     findings = Findings(run, out)
     monkeypatch.setenv(VARIABLE, "/nowhere/settings.json")
-    Report(Settings(out=str(out))).tell(1, 0, [ALARM])
+    FaultReport(Settings(out=str(out))).tell(1, 0, [ALARM])
     assert findings.has_alarm()
 
 

@@ -65,4 +65,4 @@ from .steps import (
     WrapperUnscale,
     ZeroGrad,
 )
-from .trainers import Report, TrainerEnd, engine_of, is_engine, wrapper_of
+from .trainers import LoggedNumbers, TrainerEnd, engine_of, is_engine, wrapper_of

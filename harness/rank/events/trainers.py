@@ -19,7 +19,7 @@ class TrainerEnd(Call):
 
 
 @dataclass
-class Report(Call):
+class LoggedNumbers(Call):
     """Numbers are reported to the user: they are among the arguments, or are what it returns."""
 
     places = (

@@ -23,7 +23,7 @@ from harness.rank.models.asking import ask_alone, unbuilt
 from harness.rank.models.pairs import ask_on_ranks, on_gpus, unbuilt_apart
 from harness.rank.models.relations import QUESTIONS
 
-Report = Callable[[str, str, Answer], object]
+Progress = Callable[[str, str, Answer], object]
 """A function that is called with a model, a relation and its answer."""
 
 
@@ -54,7 +54,7 @@ class _Process:
     """The relation that it is asking; empty while it makes the model."""
 
 
-def ask_all(waiting: Iterable[Task], jobs: int, limit: float, report: Report) -> None:
+def ask_all(waiting: Iterable[Task], jobs: int, limit: float, report: Progress) -> None:
     """Run all tasks, ``jobs`` at once; each relation has ``limit`` seconds."""
     with Children() as children:
         pool = _Pool(children, deque(waiting), jobs, limit, report)
@@ -75,7 +75,7 @@ class _Pool:
     waiting: deque[Task]
     jobs: int
     limit: float
-    report: Report
+    report: Progress
     running: dict[Child, _Process] = field(default_factory=dict)
 
     def fill(self) -> None:

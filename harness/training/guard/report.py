@@ -19,7 +19,7 @@ Key = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
-class Report:
+class GuardReport:
     """The report of a training. What it contains may come from anybody."""
 
     summary: Mapping[str, Any]
@@ -56,7 +56,7 @@ def _key(fault: Mapping[str, Any]) -> Key:
     return fault.get("optimizer"), fault["check"], fault.get("kind")
 
 
-def read(folder: Path) -> Report:
+def read(folder: Path) -> GuardReport:
     """The report in a folder. Raises UserError if there is none, and Inconclusive if it is
     damaged."""
     summary, alarms = folder / SUMMARY, folder / ALARMS
@@ -66,7 +66,7 @@ def read(folder: Path) -> Report:
         )
     by_number = sorted(folder.glob(EARLIER), key=lambda file: (len(file.name), file.name))
     earlier = {file.name: _summary(file) for file in by_number}
-    return Report(_summary(summary), tuple(_alarms(alarms)), earlier)
+    return GuardReport(_summary(summary), tuple(_alarms(alarms)), earlier)
 
 
 DAMAGES = (
@@ -141,7 +141,7 @@ def unended(folder: Path) -> str:
     return "" if not summary or has_ended(summary) else _heading(summary)
 
 
-def lines(report: Report) -> list[str]:
+def lines(report: GuardReport) -> list[str]:
     """The summary of a training as text."""
     summary = report.summary
     text = [

@@ -29,7 +29,7 @@ from ..states.training_states import stamp
 from ..trainings.training import UNNUMBERED, Training
 from ..trainings.trainings import MOST_OPTIMIZERS, Trainings
 from .mailbox import Mailbox
-from .report import Report
+from .report import FaultReport
 from .trackers import Trackers
 
 UNCOUNTED = {
@@ -95,7 +95,7 @@ class Account:
         self.settings, self.trainings, self.fence = settings, trainings, fence
         self.rows, self.schedules = rows, schedules
         self._collectives = collectives
-        self.report = Report(settings)
+        self.report = FaultReport(settings)
         self.trackers = Trackers()
         self._saves = SavedStates(settings.saves or settings.out)
         self.mailbox = Mailbox(self._judge, settings.budget / 100, settings.every)

@@ -39,7 +39,7 @@ class Fault:
         return {**alarm, "parameters": alarm["parameters"][:MOST_PARAMETERS], **facts}
 
 
-class Report:
+class FaultReport:
     """The faults of a training, each told once, by rank 0."""
 
     def __init__(self, settings: Settings) -> None:

@@ -28,10 +28,10 @@ from ...training.torch_layouts import inner_optimizer
 from ..facts import cleared_by_lightning
 from ..process import captures
 from ..trainings.training import Training
-from .watch import Watch
+from .subscriber import Subscriber
 
 
-class BackwardEvents(Watch):
+class BackwardEvents(Subscriber):
     """Tells trainings, losses, rows and collectives that a backward begins and ends."""
 
     def subscribe(self) -> None:
@@ -105,7 +105,7 @@ class BackwardEvents(Watch):
                 training.checked.samples.end_backward()
 
 
-class GradientEvents(Watch):
+class GradientEvents(Subscriber):
     """Lets trainings sample gradients before they are changed, and notes by what."""
 
     def subscribe(self) -> None:

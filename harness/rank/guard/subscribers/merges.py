@@ -15,7 +15,7 @@ from torch import Tensor
 from ...events import MergedAdapter, instrument
 from ..posting.posts import Alarm
 from ..trainings.training import Training
-from .watch import Watch
+from .subscriber import Subscriber
 
 ROWS, SEED = 8, 0
 UNEQUAL = 0.02
@@ -25,7 +25,7 @@ ROUNDINGS = 32
 below in a test."""
 
 
-class Merges(Watch):
+class Merges(Subscriber):
     """The merges of a process."""
 
     def subscribe(self) -> None:

@@ -29,13 +29,13 @@ from ..checks.views import named
 from ..posting.posts import Alarm
 from ..states.training_states import FILLED, WRITTEN, leaves, value_sum
 from ..trainings.training import Training
-from .watch import Watch
+from .subscriber import Subscriber
 
 DEEP, WIDE = 4, 64
 """How far an object that is saved is searched: limits of time."""
 
 
-class Checkpoints(Watch):
+class Checkpoints(Subscriber):
     """Follows the saves and loads of a process."""
 
     _is_saving = False

@@ -17,10 +17,10 @@ from ..process import makes_state, rank, world
 from ..sampling.optimizers import instead_of_gradients
 from ..settings import report_in
 from ..trainings.training import Training
-from .watch import Watch
+from .subscriber import Subscriber
 
 
-class StepEvents(Watch):
+class StepEvents(Subscriber):
     """Counts the steps of trainings, also those of wrappers and those that a scaler skips."""
 
     _reads_inputs = False

@@ -30,14 +30,16 @@ Losses = list[tuple[int, str, float]]
 """Each loss that a rank has reported: the steps before it, its name, and its value."""
 
 
-def note_reports(losses: Losses, steps: Callable[[], int]) -> events.Subscription[events.Report]:
+def note_reports(
+    losses: Losses, steps: Callable[[], int]
+) -> events.Subscription[events.LoggedNumbers]:
     """Subscribe to reports. ``steps`` returns the number of steps so far."""
 
-    def note(event: events.Report) -> None:
+    def note(event: events.LoggedNumbers) -> None:
         found = evaluations([*event.values, event.value])
         losses.extend((steps(), name, loss) for name, loss in found)
 
-    return events.instrument.on(events.Report, after=note)
+    return events.instrument.on(events.LoggedNumbers, after=note)
 
 
 def evaluations(arguments: list[Any]) -> Iterator[tuple[str, float]]:

@@ -14,7 +14,7 @@ from ..trainings.trainings import Trainings
 
 
 @dataclass
-class Watch:
+class Subscriber:
     """The parts of guard in a process."""
 
     trainings: Trainings
