@@ -23,6 +23,7 @@ lightning = import_module(NAMES[found])  # of the same package, the one that com
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, default=1)
+parser.add_argument("--rows", type=int, default=24, help="of an epoch")
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--lr", type=float, default=1e-3, help="of AdamW")
@@ -88,7 +89,7 @@ class Classifier(lightning.LightningModule):
 
 
 generator = torch.Generator().manual_seed(0)
-count = 48 if options.quarters else 24
+count = 48 if options.quarters else options.rows
 inputs = torch.randn(count, 16, generator=generator)
 data = TensorDataset(inputs, torch.randint(0, 8, (count,), generator=generator))
 if options.unseeded:

@@ -37,6 +37,8 @@ class Ours:
     one_row: bool = False
     """Each row is the same: the balance of experts is that of the whole batch then."""
     dropout: float = 0.1
+    augmented: bool = False
+    """A token of each row is another one, drawn from torch's global generator."""
     evaluate: bool = False
 
 
@@ -115,6 +117,8 @@ class Rows(torch.utils.data.Dataset):
             return {"input_ids": ids, "labels": ids.clone()}
         keep = torch.arange(LENGTH) < self.lengths[index]
         ids = self.ids[index].where(keep, torch.zeros(()).long())
+        if ours.augmented:
+            ids[0] = torch.randint(1, VOCABULARY, ())
         if kind == "bert-sequence":
             labels = ids.sum() % LABELS
         else:

@@ -24,6 +24,7 @@ parser.add_argument("--groups", action="store_true", help="of AdamW: two, with o
 parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
 parser.add_argument("--by-hand", action="store_true", help="the loop accumulates, not DeepSpeed")
+parser.add_argument("--marked", action="store_true", help="by hand, and says which is the last")
 parser.add_argument("--weights", default="", help="a folder for weights that it begins with")
 loads = ("all", "module", "weights")
 about = "at a resume; weights: from a checkpoint that is not the folder's newest"
@@ -100,8 +101,11 @@ for number, (x, y) in enumerate(loader):
         engine.backward(loss)
         engine.step()
     else:
+        is_last = (number + 1) % options.accum == 0
+        if options.marked:
+            engine.set_gradient_accumulation_boundary(is_last)
         engine.backward(loss / options.accum)
-        if (number + 1) % options.accum == 0:
+        if is_last:
             engine.step()
     if options.zero_grad and engine.is_gradient_accumulation_boundary():
         engine.module.zero_grad()
