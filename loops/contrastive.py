@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
-losses = ("pairs", "clip", "barlow", "sigreg", "ntxent", "codebook")
+losses = ("pairs", "clip", "barlow", "sigreg", "einsum", "ntxent", "codebook")
 parser.add_argument("--loss", choices=losses, default="pairs", help="pairs: of one rank's rows")
 parser.add_argument("--local", action="store_true", help="clip: of a rank's own rows")
 parser.add_argument("--efficient", action="store_true", help="ntxent: of a rank's own rows")
@@ -76,6 +76,14 @@ def loss_function():
 
         penalty = SIGReg(gather_distributed=True)
         return lambda a, b, _: seeded(penalty, torch.cat([a, b]))
+    if options.loss == "einsum":
+        from torch.distributed.nn import all_gather
+
+        def einsum(a, b, _):
+            scores = torch.einsum("ah,bh->ab", a, torch.cat(all_gather(b.contiguous())))
+            return nn.functional.cross_entropy(scores, rank * len(a) + torch.arange(len(a)))
+
+        return einsum
     from pytorch_metric_learning.losses import NTXentLoss
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 

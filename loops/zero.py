@@ -19,7 +19,7 @@ parser.add_argument("--fp32-gradients", action="store_true", help="accumulated i
 parser.add_argument("--zero-grad", action="store_true", help="which some releases leave out")
 parser.add_argument("--scattered", action="store_true", help="gradients are not contiguous")
 parser.add_argument("--offload", action="store_true", help="of the optimizer, to the CPU")
-parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+parser.add_argument("--optimizer", choices=("adamw", "sgd", "muon"), default="adamw")
 parser.add_argument("--groups", action="store_true", help="of AdamW: two, with other rates")
 parser.add_argument("--momentum", type=float, default=0.0, help="of SGD")
 parser.add_argument("--warmup", type=int, default=0, help="DeepSpeed's WarmupLR, of so many steps")
@@ -58,9 +58,16 @@ if options.optimizer == "adamw":
     parts = [model[:3], model[3:]] if options.groups else [model]
     groups = [{"params": part.parameters(), "lr": 1e-3 * n} for n, part in enumerate(parts, 1)]
     optimizer = torch.optim.AdamW(groups)
-else:
+elif options.optimizer == "sgd":
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=options.momentum)
-if options.load != "all":
+else:  # DeepSpeed's own, of the matrices alone
+    torch.compiler.set_stance("force_eager")  # to compile the iteration takes 5 s on a CPU
+    optimizer, muon = None, {"lr": 0.02, "momentum": 0.95}
+    config["optimizer"] = {"type": "Muon", "params": muon}
+    config["zero_optimization"]["reduce_scatter"] = options.stage < 3  # which it refuses
+    for parameter in model.parameters():
+        parameter.use_muon = parameter.dim() == 2
+if options.load != "all" or optimizer is None:
     schedule = None  # a load of the weights alone leaves it out
 elif options.warmup:
     rates = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": options.warmup}
@@ -69,7 +76,12 @@ elif options.warmup:
 else:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
 engine, _, loader, _ = deepspeed.initialize(
-    model=model, optimizer=optimizer, lr_scheduler=schedule, training_data=data, config=config
+    model=model,
+    model_parameters=list(model.parameters()),
+    optimizer=optimizer,
+    lr_scheduler=schedule,
+    training_data=data,
+    config=config,
 )
 begun = 0
 if options.weights:
