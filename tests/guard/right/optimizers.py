@@ -51,6 +51,24 @@ def muon() -> Steps:
         yield model, loss
 
 
+@loop
+def optimizer_without_parameters() -> Steps:
+    """One optimizer for each kind of parameter, of which this model has only one. A teacher's
+    gradients are cleared, too."""
+    model, teacher = parallel(Net()), Net()
+    weights = list(model.parameters())
+    embeddings = torch.optim.AdamW([{"params": []}], 1e-3)
+    others = torch.optim.AdamW([{"params": weights}, {"params": []}], 1e-3)
+    for batch in batches():
+        loss = classes_loss(model, batch)
+        loss.backward()
+        for optimizer in (embeddings, others):
+            optimizer.step()
+            optimizer.zero_grad()
+        teacher.zero_grad()
+        yield model, loss
+
+
 class SGD(torch.optim.Optimizer):
     """The user's own, with torch's name: the rate is within the momentum, as in Caffe."""
 

@@ -44,7 +44,8 @@ class Columns:
         )
         """Whether tensor parallelism splits the model: then not each rank has a loss of its own."""
         hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in self.names]
-        self.hashes = torch.tensor([int.from_bytes(h, "big", signed=True) for h in hashes])
+        signed = [int.from_bytes(digest, "big", signed=True) for digest in hashes]
+        self.hashes = torch.tensor(signed, dtype=torch.int64)  # also of no parameter
 
 
 OF_RANK = ("size", "begin", "end", "optimized", "copy", "ranks")

@@ -166,7 +166,7 @@ class GradientEvents(Subscriber):
         is_only_one, backwards = len(self.trainings) == 1, self.trainings.backwards
         had_gradients = [one.cleared(is_only_one, backwards) for one in trainings]
         is_open = any(one.armed and not one.checked.is_sampled for one in trainings)
-        alarm = cleared_by_lightning() if any(had_gradients) else None
-        trainings[0].alarms += [alarm] if alarm else []
+        if any(had_gradients) and (alarm := cleared_by_lightning()):
+            trainings[0].alarms.append(alarm)
         if any(had_gradients) or is_open:
             self.losses.cleared()
