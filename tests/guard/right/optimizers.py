@@ -53,19 +53,18 @@ def muon() -> Steps:
 
 @loop
 def optimizer_without_parameters() -> Steps:
-    """One optimizer for each kind of parameter, of which this model has only one. A teacher's
-    gradients are cleared, too."""
-    model, teacher = parallel(Net()), Net()
+    """One optimizer for each kind of parameter, of which this model has only one."""
+    model = Net()
     weights = list(model.parameters())
     embeddings = torch.optim.AdamW([{"params": []}], 1e-3)
     others = torch.optim.AdamW([{"params": weights}, {"params": []}], 1e-3)
     for batch in batches():
         loss = classes_loss(model, batch)
         loss.backward()
+        mean_over_ranks(weights)
         for optimizer in (embeddings, others):
             optimizer.step()
             optimizer.zero_grad()
-        teacher.zero_grad()
         yield model, loss
 
 
