@@ -384,6 +384,16 @@ def test_part_of_the_parameters_is_judged(number: int) -> None:
     assert memory.compared.items() >= compared.items()
 
 
+def test_optimizer_without_parameters_is_judged() -> None:
+    def of_none(post: Post) -> None:
+        none = torch.zeros(0, dtype=torch.int64)
+        post.parameters.described, post.parameters.updates = [], []
+        post.gradients.computed = {}
+        post.tensors = {"bits": none, "first_bits": none, "places": none}
+
+    assert judged(of_none) == []
+
+
 def test_cleared_gradients_are_a_fault_if_it_goes_on() -> None:
     def judged_in_a_row(*weights: float) -> list[int]:
         def change(post: Post) -> None:

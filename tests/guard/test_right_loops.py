@@ -21,12 +21,6 @@ def test_right_loop_is_silent(under_guard: Trainer, loop: str) -> None:
     assert run.summary["error"] == ""
 
 
-def test_optimizer_without_parameters_is_judged_in_one_process(under_guard: Trainer) -> None:
-    run = under_guard("optimizers.optimizer_without_parameters", steps=16, ranks=1)
-
-    assert (set(run.codes), run.alarms, run.summary["error"]) == ({0}, [], "")
-
-
 @pytest.mark.parametrize(
     ("loop", "steps", "every"),
     [
