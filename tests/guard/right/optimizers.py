@@ -56,8 +56,9 @@ def optimizer_without_parameters() -> Steps:
     """One optimizer for each kind of parameter, of which this model has only one."""
     model = Net()
     weights = list(model.parameters())
-    embeddings = torch.optim.AdamW([{"params": []}], 1e-3)
-    others = torch.optim.AdamW([{"params": weights}, {"params": []}], 1e-3)
+    none: dict[str, Any] = {"params": []}
+    embeddings = torch.optim.AdamW([none], 1e-3)
+    others = torch.optim.AdamW([{"params": weights}, {**none}], 1e-3)
     for batch in batches():
         loss = classes_loss(model, batch)
         loss.backward()
