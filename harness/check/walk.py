@@ -364,7 +364,8 @@ class Walk:
         free = {part.dependent for part in parts} - self.fixed
         for dependent in {one for one in free if (one, name) not in self.retries}:
             self.retries.add((dependent, name))
-            del self.needs[name][dependent], self.chosen[dependent]
+            del self.needs[name][dependent]
+            self.chosen.pop(dependent, None)  # maybe it is to be chosen anew already
             yield dependent
         if any(part.dependent not in self.needs[name] for part in parts):
             return

@@ -3,33 +3,26 @@
     python -m harness new my_bug --buggy accelerate==0.29.3 --fixed 0.30.0
     python -m harness new my_bug --buggy deepspeed==0.15.2        # an edit will put the bug back
 
-With --fixed, the files that differ between the two releases are listed for you to choose from.
+--fixed is a release without the bug.
 """
 
 from __future__ import annotations
 
 import keyword
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import distributions
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
 import scenarios
 from harness.bugs import bug_file, catalog, packages
-from harness.bugs import pins as upstream
 from harness.bugs.api.spec import HARMS, VISIBILITIES
-from harness.bugs.pins import Stack
 from harness.cli import Arguments, pages, pin, pins_of
-from harness.releases import overlay, releases
+from harness.releases import releases
 from harness.system.errors import ExitCode, UserError
 from harness.system.files import write_whole
 from harness.system.machine import cache_folder
 from harness.system.terminal import terminal
-
-MOST_FILES = 40
-"""Files that differ between two releases: more are not listed."""
 
 BUG = """\
 title = "UNFINISHED: the wrong behaviour in one sentence, as in the docstring of scenario.py"
@@ -47,6 +40,12 @@ visibility = "UNFINISHED"  # {visibilities}
 steps = {{ default = 3, least = 1, about = "of training" }}
 
 {variants}"""
+
+FILES = """\
+files = [
+    # UNFINISHED: those with the bug, of the files that the fix changed
+]
+"""
 
 TEMPLATE = '''\
 """UNFINISHED: the wrong behaviour in one sentence.
@@ -180,7 +179,14 @@ def new(name: str, chosen: Mapping[str, str], fixed: str | None = None) -> None:
         write_whole(parent / packages.FILE, 'repository = "UNFINISHED: OWNER/NAME on GitHub"\n')
     _make_package(parent / name)
     write_whole(parent / name / f"{catalog.MODULE}.py", TEMPLATE)
-    write_whole(parent / name / bug_file.FILE, _bug(chosen, fixed))
+    bug = BUG.format(
+        harms=", ".join(HARMS),
+        visibilities=", ".join(VISIBILITIES),
+        files=FILES if fixed else "",
+        pins="".join(f'{package} = "{version}"\n' for package, version in chosen.items()),
+        variants=PAIR.format(buggy=chosen[subject], fixed=fixed) if subject and fixed else EDIT,
+    )
+    write_whole(parent / name / bug_file.FILE, bug)
     libraries = f"torch and {subject}" if subject else "torch"
     write_whole(parent / name / catalog.REPORT_SCRIPT, REPORT.format(libraries=libraries))
     if fixed is None:
@@ -222,59 +228,3 @@ def _make_package(folder: Path, docstring: str = "") -> None:
     folder.mkdir(exist_ok=True)
     if not (folder / "__init__.py").exists():
         write_whole(folder / "__init__.py", docstring)
-
-
-def _bug(chosen: Mapping[str, str], fixed: str | None) -> str:
-    return BUG.format(
-        harms=", ".join(HARMS),
-        visibilities=", ".join(VISIBILITIES),
-        files=_files(chosen, fixed),
-        pins=_pins(chosen),
-        variants=_variants(chosen, fixed),
-    )
-
-
-def _pins(chosen: Mapping[str, str]) -> str:
-    return "".join(f'{name} = "{version}"\n' for name, version in chosen.items())
-
-
-def _variants(chosen: Mapping[str, str], fixed: str | None) -> str:
-    return PAIR.format(buggy=next(iter(chosen.values())), fixed=fixed) if fixed else EDIT
-
-
-def _files(chosen: Mapping[str, str], fixed: str | None) -> str:
-    """The key ``files``, with the files that differ between two releases as comments."""
-    if not fixed:
-        return ""
-    subject, buggy = next(iter(chosen.items()))
-    differing = list(changed_files(chosen, {**chosen, subject: fixed}))
-    lines = [f"# UNFINISHED: those with the bug, of the files that {fixed} changed since {buggy}:"]
-    lines += [f'# "{file}",' for file in differing[:MOST_FILES]]
-    lines += [f"# and {len(differing) - MOST_FILES} more"] * (len(differing) > MOST_FILES)
-    return "\n    ".join(["files = [", *lines]) + "\n]\n"
-
-
-def changed_files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """The Python files of the first package that differ between two sets of pins, sorted."""
-    subject, cache = next(iter(before)), cache_folder()
-    python, platform = upstream.here()
-    stacks = []
-    for chosen in (before, after):
-        day = releases.released(subject, chosen[subject], cache)
-        stacks.append(Stack(dict(chosen), releases.settled(day, python), python, platform))
-    with (
-        overlay.awaited(stacks[0], (), cache) as overlay_before,
-        overlay.awaited(stacks[1], (), cache) as overlay_after,
-    ):
-        texts = [_sources(lent.site, subject) for lent in (overlay_before, overlay_after)]
-    for file in sorted(texts[0].keys() | texts[1].keys()):
-        if texts[0].get(file) != texts[1].get(file):
-            yield file
-
-
-def _sources(site: Path, package: str) -> dict[str, bytes]:
-    """The content of each Python file of a package, by its path in site-packages."""
-    (distribution,) = distributions(name=package, path=[str(site)])
-    names = [str(file) for file in distribution.files or () if file.suffix == ".py"]
-    names = [name for name in names if not re.search(r"(^|/)(tests?|test_utils|commands)/", name)]
-    return {name: (site / name).read_bytes() for name in names if (site / name).is_file()}
