@@ -30,9 +30,21 @@ def read(file: Path | None) -> dict[str, Acceptance]:
     """
     for path in files(file):
         if file or os.path.isfile(path):
-            document = _document(path)
-            if document or path.name != PROJECT:
-                return _by_bug(document, path)
+            text = read_file(path).text
+            try:
+                document = toml_of(text)
+            except ValueError as error:
+                raise UserError(
+                    f"{path}, which may list accepted bugs, cannot be read: it is no valid TOML "
+                    f"({one_line(str(error))})"
+                ) from None
+            try:
+                is_project = path.name == PROJECT
+                table = table_at(document, "tool", TABLE) if is_project else document
+                if table or not is_project:
+                    return _by_bug(table, str(path))
+            except ValueError as error:
+                raise UserError(f"{path}: {error}") from None
     return {}
 
 
@@ -41,58 +53,35 @@ def files(file: Path | None) -> Sequence[Path]:
     return (file,) if file else (Path(FILE), Path(PROJECT))
 
 
-def _document(path: Path) -> Mapping[str, Any]:
-    """The content of a file, or that of our table in a pyproject.toml."""
-    text = read_file(path).text
-    try:
-        document = toml_of(text)
-    except ValueError as error:
-        raise UserError(
-            f"{path}, which may list accepted bugs, cannot be read: it is no valid TOML "
-            f"({one_line(str(error))})"
-        ) from None
-    try:
-        return table_at(document, "tool", TABLE) if path.name == PROJECT else document
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
-
-
-def _by_bug(document: Mapping[str, Any], path: Path) -> dict[str, Acceptance]:
+def _by_bug(document: Mapping[str, Any], file: str) -> dict[str, Acceptance]:
     if others := sorted(set(document) - {"accepted"}):
-        raise UserError(f"{path}: {unknown('key', short(others[0]), ['accepted'])}")
+        raise ValueError(unknown("key", short(others[0]), ["accepted"]))
     entries = document.get("accepted", [])
     if not isinstance(entries, list):
-        raise UserError(f"{path}: accepted is no list of tables: write {EXAMPLE}, a line each")
+        raise ValueError(f"accepted is no list of tables: write {EXAMPLE}, a line each")
     acceptances: dict[str, Acceptance] = {}
     for entry in entries:
-        acceptance = _acceptance(entry, path)
+        acceptance = _acceptance(entry, file)
         if acceptance.bug in acceptances:
-            raise UserError(f"{path}: {acceptance.bug} is accepted twice")
+            raise ValueError(f"{acceptance.bug} is accepted twice")
         acceptances[acceptance.bug] = acceptance
     return acceptances
 
 
-def _acceptance(entry: Any, path: Path) -> Acceptance:
+def _acceptance(entry: Any, file: str) -> Acceptance:
     if not isinstance(entry, dict) or not {"bug", "reason"} <= set(entry):
-        raise UserError(f"{path}: an accepted bug needs a bug and a reason: write {EXAMPLE}")
+        raise ValueError(f"an accepted bug needs a bug and a reason: write {EXAMPLE}")
     for key in entry:
         if key not in KEYS:
-            raise UserError(f"{path}: {unknown('key', short(key), KEYS)}")
+            raise ValueError(unknown("key", short(key), KEYS))
     bug, reason, until = (entry.get(key) for key in KEYS)
     if bug not in catalog.names():
-        raise UserError(f"{path}: {unknown('bug', short(str(bug)), catalog.names())}")
+        raise ValueError(unknown("bug", short(str(bug)), catalog.names()))
     if not isinstance(reason, str) or not reason.strip():
-        raise UserError(f"{path}: the reason of {bug} is empty")
-    return Acceptance(bug, " ".join(reason.split()), _day(until, bug, path), str(path))
-
-
-def _day(value: Any, bug: str, path: Path) -> str | None:
-    """An ISO day, from a date in TOML or from a text."""
-    if value is None:
-        return None
-    if type(value) is date:
-        return value.isoformat()
+        raise ValueError(f"the reason of {bug} is empty")
+    day = until.isoformat() if type(until) is date else until  # TOML has days
     try:
-        return date.fromisoformat(value).isoformat()
+        until = None if day is None else date.fromisoformat(day).isoformat()
     except (TypeError, ValueError):
-        raise UserError(f"{path}: until of {bug} is no day: write one like 2027-01-31") from None
+        raise ValueError(f"until of {bug} is no day: write one like 2027-01-31") from None
+    return Acceptance(bug, " ".join(reason.split()), until, file)

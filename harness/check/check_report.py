@@ -143,20 +143,12 @@ class Report:
         return f"{count(len(self.bugs), 'bug')}: {', '.join(parts) or 'none'}"
 
     @cached_property
-    def _places(self) -> Places:
+    def places(self) -> Places:
         return Places(self.environment)
 
     def place(self, checked: Checked) -> Place | None:
         """Where a file names the package with the bug."""
-        return self._places.of_package(named_in([catalog.subject(checked.scenario)]))
-
-    def place_of_note(self, note: str) -> Place | None:
-        return self._places.of_note(note)
-
-    @property
-    def first_place(self) -> Place | None:
-        """The first file that was read."""
-        return self._places.of_package([])
+        return self.places.of_package(named_in([catalog.subject(checked.scenario)]))
 
 
 StyledLine = tuple[str, str | None]

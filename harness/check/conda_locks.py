@@ -18,7 +18,7 @@ from harness.check.conda_environment import FILE
 from harness.check.installed import FOLDER, Installed, at_address, described, from_git
 from harness.check.lock_files import Packages, refuse_unknown_version
 from harness.check.synonyms import ELSEWHERE
-from harness.system.documents import as_list, as_table, as_text, table_at
+from harness.system.documents import as_list, as_table, table_at, text_at
 
 TABLES = ({"metadata", "package"}, {"version", "environments", "packages"})
 """The tables of conda-lock.yml and of pixi.lock."""
@@ -65,16 +65,16 @@ def _of_conda_lock(document: Mapping[str, Any]) -> Iterator[Entry]:
     for number, entry in enumerate(as_list(document.get("package"), "package"), start=1):
         table = as_table(entry, f"package {number}")
         system, name, version, url = (
-            _text(table, key) for key in ("platform", "name", "version", "url")
+            text_at(table, key) for key in ("platform", "name", "version", "url")
         )
-        yield system, name, version, url, _text(table, "manager") == "pip"
+        yield system, name, version, url, text_at(table, "manager") == "pip"
 
 
 def _of_pixi(document: Mapping[str, Any]) -> Iterator[Entry]:
     tables = {}
     for number, entry in enumerate(as_list(document.get("packages"), "packages"), start=1):
         table = as_table(entry, f"package {number}")
-        tables[_place(table) or _text(table, "url") or _text(table, "path")] = table
+        tables[_place(table) or text_at(table, "url") or text_at(table, "path")] = table
     for environment, content in table_at(document, "environments").items():
         where = f"packages of {environment}"
         packages = as_table(as_table(content, environment).get("packages"), where)
@@ -83,7 +83,7 @@ def _of_pixi(document: Mapping[str, Any]) -> Iterator[Entry]:
                 reference = as_table(entry, f"an entry of {system}")
                 place = _place(reference)
                 table = tables.get(place, {})
-                name, version = _text(table, "name"), _text(table, "version")
+                name, version = text_at(table, "name"), text_at(table, "version")
                 if not name and (file := FILE.fullmatch(place)):
                     name, version = file[1], file[2]
                 yield system, name, version, place, "pypi" in reference
@@ -91,7 +91,7 @@ def _of_pixi(document: Mapping[str, Any]) -> Iterator[Entry]:
 
 def _place(table: Mapping[str, Any]) -> str:
     """The address of a package in pixi.lock; empty if the table has it in another way."""
-    return _text(table, "conda") or _text(table, "pypi")
+    return text_at(table, "conda") or text_at(table, "pypi")
 
 
 def _package(_: str, name: str, version: str, place: str, by_pip: bool) -> Packages:
@@ -110,8 +110,3 @@ def _package(_: str, name: str, version: str, place: str, by_pip: bool) -> Packa
     else:
         package = described(version or at_address(place)[1].version)
     yield canonical, package
-
-
-def _text(table: Mapping[str, Any], key: str) -> str:
-    """The text of a key; empty if it is missing."""
-    return as_text(table[key], key) if key in table else ""

@@ -22,14 +22,14 @@ def github_annotations(report: Report) -> Iterator[str]:
     warnings.
     """
     for note in (*report.remarks, *report.refusals):
-        yield _annotation("notice", report.place_of_note(note), "check", note)
+        yield _annotation("notice", report.places.of_note(note), "check", note)
     for checked in report.bugs:
         if checked.status in THERE:
             command = COMMANDS[report.level(checked)]
             title = f"{checked.scenario}: {report.in_words(checked)}"
             yield _annotation(command, report.place(checked), title, sentences(checked))
     for note in report.notes:
-        yield _annotation("warning", report.first_place, "accepted bugs", note)
+        yield _annotation("warning", report.places.of_note(note), "accepted bugs", note)
 
 
 def _annotation(command: str, place: Place | None, title: str, text: str) -> str:

@@ -29,7 +29,7 @@ from harness.check.installed import (
 from harness.check.requirement_lines import holds
 from harness.check.synonyms import ELSEWHERE
 from harness.releases.index import allows_here
-from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
+from harness.system.documents import as_list, as_table, as_text, as_texts, table_at, text_at
 from harness.system.errors import Inconclusive, UserError
 from harness.system.text import short
 
@@ -95,8 +95,7 @@ def _packages(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
 
 
 def _text(table: Mapping[str, Any], key: str, package: str) -> str:
-    """The text of a key; empty if it is missing."""
-    return as_text(table[key], f"{key} of {package}") if key in table else ""
+    return text_at(table, key, f"{key} of {package}")
 
 
 def refuse_unknown_version(file: str, kind: str, version: Any, *versions: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -27,53 +28,38 @@ class Place:
         return f"{self.file}, line {self.line}" if self.line else str(self.file)
 
 
-@dataclass
 class Places:
     """The places in the files of an environment. Each file is read once more, for its lines."""
 
-    environment: Environment
-    _texts: dict[str, list[str]] = field(default_factory=dict)
-    _numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self._lines = cache(_lines)
+        self._line = cache(lambda file, name: line_of(name, self._lines(file)))
 
     def of_package(self, names: Iterable[str]) -> Place | None:
         """The line that names one of these packages, otherwise the first file that was read; None
         for an interpreter and for standard input."""
-        names = list(names)
-        where = self.environment.lines
-        parts = next((where[name] for name in names if name in where), "").rpartition(", ")
-        file = parts[0] or self.environment.file
-        if line := _number(parts[2]):
-            return _place(file, line)
-        return _place(file, self._line(file, names))
+        names, where = list(names), self.environment.lines
+        place = next((where[name] for name in names if name in where), "")
+        file, _, position = place.rpartition(", ")
+        file = file or self.environment.file
+        if number := re.fullmatch(r"line (\d+)", position):  # not project.dependencies
+            return _place(file, int(number[1]))
+        return _place(file, next(filter(None, (self._line(file, name) for name in names)), 0))
 
     def of_note(self, note: str) -> Place | None:
-        """The line that a note begins with: ``requirements.txt, line 3: ...``."""
+        """The line that a note begins with, ``requirements.txt, line 3: ...``, otherwise the first
+        file that was read."""
         place = re.match(r"(.+), line (\d+): ", note)
         return _place(place[1], int(place[2])) if place else _place(self.environment.file)
 
-    def _line(self, file: str, names: Iterable[str]) -> int:
-        if file in ("", *INPUTS.values()):
-            return 0
-        for name in names:
-            if (file, name) not in self._numbers:
-                self._numbers[file, name] = line_of(name, self._lines(file))
-            if self._numbers[file, name]:
-                return self._numbers[file, name]
-        return 0
 
-    def _lines(self, file: str) -> list[str]:
-        if file not in self._texts:
-            try:
-                self._texts[file] = read_file(Path(file)).text.splitlines()
-            except UserError:  # it has been deleted since, or it is not one file
-                self._texts[file] = []
-        return self._texts[file]
-
-
-def _number(position: str) -> int:
-    """The number of ``line 3``; 0 of ``project.dependencies``."""
-    word, _, number = position.partition(" ")
-    return int(number) if word == "line" and number.isdecimal() else 0
+def _lines(file: str) -> list[str]:
+    """The lines of a file; none if it has been deleted since, or if it is not one file."""
+    try:
+        return [] if file in ("", *INPUTS.values()) else read_file(Path(file)).text.splitlines()
+    except UserError:
+        return []
 
 
 def _place(file: str, line: int = 0) -> Place | None:

@@ -113,9 +113,9 @@ def _location(place: Place) -> Json:
 def _notices(report: Report) -> list[Json]:
     """What was not looked up, what cannot be used, and what is no longer accepted."""
     lines = [
-        *(("note", note, report.place_of_note(note)) for note in report.remarks),
+        *(("note", note, report.places.of_note(note)) for note in report.remarks),
         *(("error", refusal, None) for refusal in report.refusals),
-        *(("warning", note, report.first_place) for note in report.notes),
+        *(("warning", note, report.places.of_note(note)) for note in report.notes),
     ]
     return [
         {"level": level, "message": {"text": text}, "locations": [_location(p)] if p else []}

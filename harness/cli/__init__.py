@@ -11,7 +11,7 @@ import ast
 import pkgutil
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -79,6 +79,23 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def scenarios_in(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The scenarios that ``scenario=A,B`` selects, also by their package; none for all. And the
+    other words."""
+    from harness.bugs import catalog
+
+    selection: dict[str, None] = {}
+    others = []  # not list[str](): a command of this package is called list
+    for word in words:
+        key, _, value = word.partition("=")
+        if key != "scenario":
+            others.append(word)
+        for name in map(str.strip, value.split(",")) if key == "scenario" else ():
+            if name != catalog.ALL:
+                selection.update(dict.fromkeys(catalog.selected(name)))
+    return [*selection], others
 
 
 def patches(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

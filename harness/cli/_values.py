@@ -3,6 +3,7 @@ before anything is started. Each message names the choices."""
 
 from __future__ import annotations
 
+import json
 import math
 import os.path
 import sys
@@ -11,11 +12,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness.system.days import past_day
 from harness.system.errors import UserError
-from harness.system.files import refuse_unless_writable, refuse_without_folder
+from harness.system.files import refuse_unless_writable, refuse_without_folder, write_whole, writing
+from harness.system.terminal import terminal
 from harness.system.text import short
 
 N = TypeVar("N", int, float)
@@ -100,3 +102,17 @@ def refuse_overwriting(
         if path in taken:
             raise UserError(f"{file} {taken[path]}: name another file to write")
         taken[path] = "is written for another option"
+
+
+def write_json(file: Path | str | None, content: Any, lines: Iterable[str] = ()) -> None:
+    """Print lines, and write JSON into the file of ``--json``, if it is given. Standard output gets
+    the JSON alone."""
+    text = json.dumps(content, indent=1) + "\n"
+    if file == STANDARD_OUTPUT:
+        terminal().print_format(text)
+        return
+    for line in lines:
+        terminal().print(line)
+    if file:
+        with writing(Path(file), "--json"):
+            write_whole(Path(file), text)

@@ -42,10 +42,10 @@ from harness.check.environment import Environment
 from harness.check.github import as_markdown, github_annotations
 from harness.check.sarif import as_sarif
 from harness.check.source import read_file
-from harness.cli import Arguments
+from harness.cli import Arguments, scenarios_in
 from harness.cli._values import day, output_file, refuse_overwriting
 from harness.python.commands import OPTIONS
-from harness.python.results import Model, Setting
+from harness.python.results import Model
 from harness.rank.models.heads import SUBJECT, parsed
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
     if options.default_requirements and not (options.requirements or options.python):
         options.requirements = [options.default_requirements]
-    names, overrides = _names(options.overrides)
+    selection, overrides = _selection(options.overrides)
     if overrides and not options.run:
         raise UserError(f"{overrides[0]} has an effect only with --run")
     if options.unknown and not options.run:
@@ -85,19 +85,25 @@ def main(arguments: list[str]) -> int:
         raise UserError("--as-of has an effect only with -r")
     _printed_format(options.format)  # refuses two
     models = [_model(word) for word in options.model]
-    settings, accepted = _settings(options), accepted_bugs.read(options.accepted)
-    environment = _environment(options, names)
-    _refuse_nothing(environment, names)
-    refuse_overwriting((output.file for output in options.format), _inputs(options, environment))
+    files = (options.deepspeed, options.training_args, options.accelerate)
+    settings = settings_files.read(*files) if any(files) else None
+    accepted = accepted_bugs.read(options.accepted)
+    names = selection or list(catalog.sound())
+    packages = sorted({pin for name in names for pin in catalog.scenario(name).pins})
+    environment = _environment(options, sorted({*packages, "torch"}))
+    _refuse_nothing(environment, packages)
+    inputs = [*(options.requirements or ()), *options.model, environment.file, *environment.files]
+    inputs += [*files, *accepted_bugs.files(options.accepted)]
+    refuse_overwriting((output.file for output in options.format), inputs)
     bugs = recorded(names, environment, settings)
     if options.run:
         bugs = _with_runs(bugs, environment, overrides, options)
     today = time.strftime("%Y-%m-%d", time.gmtime())
     bugs = with_accepted(bugs, accepted, today)
     notes = list(outdated(bugs, accepted, today))
-    broken = {} if _scenarios(options.overrides) else catalog.broken()
+    broken = {} if selection else catalog.broken()
     report = Report(environment, bugs, broken, settings, notes, _features(models, environment))
-    _write(report, options)
+    _write(report, options.format, long=options.long or bool(selection))
     failing = [c for c in bugs if options.fail_on == ANY or not report.needs_settings(c)]
     return exit_code(failing, strict=options.strict or bool(broken))
 
@@ -194,30 +200,14 @@ def _printed_format(outputs: Iterable[ReportOutput]) -> str:
     return names[0] if names else TEXT
 
 
-def _inputs(options: argparse.Namespace, environment: Environment) -> list[Path | str | None]:
-    """The files that the command reads."""
-    settings = (options.deepspeed, options.training_args, options.accelerate)
-    files = [*(options.requirements or ()), *options.model, environment.file, *environment.files]
-    return [*files, *settings, *accepted_bugs.files(options.accepted)]
-
-
-def _scenarios(words: Sequence[str]) -> list[str]:
-    """The scenarios that the command names."""
-    texts = [word.partition("=")[2] for word in words if word.startswith("scenario=")]
-    names = [name.strip() for text in texts for name in text.split(",")]
-    selection = (one for name in names if name != "all" for one in catalog.selected(name))
-    return list(dict.fromkeys(selection))
-
-
-def _names(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The scenarios to check, and the other overrides."""
+def _selection(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The scenarios that the command names, and the other overrides."""
     for word in words:
         if "=" not in word and (os.path.exists(word) or re.search(r"[./]", word)):
             raise UserError(f"check reads the file or folder of -r: write -r {short(word)}")
         if word.startswith(("variant=", "pins.")) or "=" not in word:
             raise UserError(f"check tests what is installed, or -r FILE: leave {word} out")
-    others = [word for word in words if not word.startswith("scenario=")]
-    return _scenarios(words) or list(catalog.sound()), others
+    return scenarios_in(words)
 
 
 def _model(word: str) -> str:
@@ -259,13 +249,7 @@ def _features(models: Sequence[str], environment: Environment) -> list[Model]:
     ]
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Setting] | None:
-    files = (options.deepspeed, options.training_args, options.accelerate)
-    return settings_files.read(*files) if any(files) else None
-
-
-def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environment:
-    packages = sorted({*_packages(names), "torch"})
+def _environment(options: argparse.Namespace, packages: Sequence[str]) -> Environment:
     if options.python:
         return stacks.of_interpreter(options.python, packages)
     if options.requirements:
@@ -273,16 +257,10 @@ def _environment(options: argparse.Namespace, names: Sequence[str]) -> Environme
     return stacks.of_this_interpreter(packages)
 
 
-def _packages(scenarios: Sequence[str]) -> list[str]:
-    """Every package that one of the scenarios pins."""
-    return sorted({pin for name in scenarios for pin in catalog.scenario(name).pins})
-
-
-def _refuse_nothing(environment: Environment, scenarios: Sequence[str]) -> None:
-    """Refuse an environment without any package that can have one of these bugs: that would look
-    like an all-clear. Often it is this tool's own environment."""
+def _refuse_nothing(environment: Environment, names: Sequence[str]) -> None:
+    """Refuse an environment without any of the packages that can have one of these bugs: that would
+    look like an all-clear. Often it is this tool's own environment."""
     if not environment.packages.keys() - catalog.only_vehicles():
-        names = _packages(scenarios)
         missing = ", ".join(names)
         if len(names) > MOST:
             usual = [name for name in USUAL if name in names] or names[:MOST]
@@ -318,15 +296,14 @@ RUN_AGAIN = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN, BugStatu
 """The statuses that ``--run`` finds out again by a run."""
 
 
-def _write(report: Report, options: argparse.Namespace) -> None:
+def _write(report: Report, outputs: Sequence[ReportOutput], *, long: bool) -> None:
     """Write the files, and print the format without a file."""
-    for output in options.format:
+    for output in outputs:
         if output.file is not None:
             with writing(output.file, f"--format {output.format}:FILE"):
                 write_whole(output.file, FORMATS[output.format](report))
-    console, printed = terminal(), _printed_format(options.format)
+    console, printed = terminal(), _printed_format(outputs)
     if printed == TEXT:
-        long = options.long or bool(_scenarios(options.overrides))
         for line, style in check_report.text_lines(report, long=long):
             console.print(line, style=style)
     else:

@@ -9,7 +9,6 @@ Releases: 4.34:5.23 (a range, both ends included), all, minor (the last patch of
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from harness.bugs.api.spec import RELEASED, Verdict
 from harness.bugs.pins import TORCH
 from harness.bugs.results import Result, Status
 from harness.cli import Arguments
-from harness.cli._values import output_file
+from harness.cli._values import output_file, write_json
 from harness.releases import releases
 from harness.run import command_line
 from harness.run.cells import exit_code
@@ -31,7 +30,6 @@ from harness.run.executor import find_all
 from harness.run.run_config import ALL, RunConfig
 from harness.run.verdict_text import COLOURS
 from harness.system.errors import UserError, unknown
-from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_checkout, refuse_without_torch
 from harness.system.terminal import Progress, table, terminal
 from harness.system.text import count, short
@@ -121,9 +119,7 @@ def main(arguments: list[str]) -> int:
     console.print()
     console.print(grid(sweep, cells) if len(sweep.axes) == 2 else rows(sweep, cells))
     console.print(counted(cells))
-    if options.json:
-        with writing(options.json, "file"):
-            write_whole(options.json, json.dumps([c.of_releases() for c in cells], indent=1) + "\n")
+    write_json(options.json, [cell.of_releases() for cell in cells])
     if options.record:
         from harness.cli import pages
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from harness.bugs.api.spec import Lane
 from harness.check.source import read_file
 from harness.cli import Arguments, patches, pins_of
-from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting, some_of
+from harness.cli._values import STANDARD_OUTPUT, output, refuse_overwriting, some_of, write_json
 from harness.rank.models import architectures
 from harness.rank.models.answer import AnswerStatus, Row
 from harness.rank.models.heads import CAUSAL, HEADS, SUBJECT, Word, parsed
@@ -39,7 +39,6 @@ from harness.rank.models.relations import QUESTIONS
 from harness.system.code import refuse_without_name
 from harness.system.documents import json_of
 from harness.system.errors import ExitCode, UserError, unknown
-from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, terminal
 from harness.system.text import count, short
@@ -241,14 +240,7 @@ def _write(
     seconds: float,
     changed: Changed | None,
 ) -> None:
-    content = json.dumps(table.as_json(rows, releases, seconds, changed), indent=1)
-    if options.json == STANDARD_OUTPUT:
-        terminal().print_format(content + "\n")
-        return
     lines = table.by_model(rows) if options.models else table.wrong_by_relation(rows)
-    for line in table.changes(changed) if changed else lines:
-        terminal().print(line)
-    terminal().print(table.counted(rows, seconds))
-    if options.json:
-        with writing(Path(options.json), "--json"):
-            write_whole(Path(options.json), content + "\n")
+    lines = table.changes(changed) if changed else lines
+    content = table.as_json(rows, releases, seconds, changed)
+    write_json(options.json, content, [*lines, table.counted(rows, seconds)])

@@ -26,7 +26,6 @@ or releases of --pins that cannot be installed, 3 no answer. docs/probe.md expla
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -55,6 +54,7 @@ from harness.cli._values import (
     seconds,
     some_of,
     whole_number,
+    write_json,
 )
 from harness.rank.probe import constants
 from harness.releases import edits, overlay
@@ -62,7 +62,6 @@ from harness.releases.patches import packages
 from harness.run.server_pool import Pool
 from harness.system.code import is_importable
 from harness.system.errors import Inconclusive, Unsupported, UserError
-from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder, why_no_gpus
 from harness.system.terminal import Progress, terminal
@@ -99,7 +98,8 @@ def main(arguments: list[str]) -> int:
     refuse_without_torch("probe", *NEEDED[1:])
     began = time.monotonic()
     answers = _answers(chosen, settings, options)
-    _write(answers, began, options)
+    spent, bugs = time.monotonic() - began, known_bugs(answers, why_affected)
+    write_json(options.json, as_json(answers, spent, bugs), text(answers, spent, bugs))
     return exit_code(answers)
 
 
@@ -329,17 +329,3 @@ def _site(releases: Mapping[str, str], progress: Progress) -> Iterator[str]:
         except (Unsupported, Inconclusive) as error:
             raise UserError(f"--pins: {error}") from None
         yield str(borrowed.site)
-
-
-def _write(answers: Answers, began: float, options: argparse.Namespace) -> None:
-    console, bugs = terminal(), known_bugs(answers, why_affected)
-    seconds = time.monotonic() - began
-    content = json.dumps(as_json(answers, seconds, bugs), indent=1)
-    if options.json == STANDARD_OUTPUT:
-        console.print_format(content + "\n")
-    else:
-        for line in text(answers, seconds, bugs):
-            console.print(line)
-    if options.json and options.json != STANDARD_OUTPUT:
-        with writing(Path(options.json), "--json"):
-            write_whole(Path(options.json), content + "\n")

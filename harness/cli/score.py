@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import statistics
 import sys
 import sysconfig
@@ -34,14 +33,13 @@ from pathlib import Path
 
 from harness.bugs import catalog
 from harness.bugs.api.spec import HARMS
-from harness.cli import Arguments
-from harness.cli._values import output_file, refuse_overwriting
+from harness.cli import Arguments, scenarios_in
+from harness.cli._values import output_file, refuse_overwriting, write_json
 from harness.run import command_line
 from harness.run.run_config import SLURM, DetectorConfig
 from harness.run.score.scores import Detection, Score, without_others
 from harness.run.score.scoring import Scoring, scored
 from harness.system.errors import ExitCode, UserError, unknown
-from harness.system.files import write_whole, writing
 from harness.system.installation import refuse_without_torch
 from harness.system.terminal import Progress, table, terminal
 from harness.system.text import count, short
@@ -56,7 +54,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     overrides = [word for word in options.words if "=" in word]
     words = [word for word in options.words if "=" not in word]
-    names, seeds, others = _chosen(overrides)
+    selection, overrides = scenarios_in(overrides)
+    names = selection or list(catalog.sound())
+    seeds, others = _seeds(overrides)
     if not words:
         raise UserError("name a detector: FILE.py:CLASS, or one of " + ", ".join(OURS))
     refuse_overwriting((options.json,), (word.rpartition(":")[0] for word in words))
@@ -76,9 +76,7 @@ def main(arguments: list[str]) -> int:
         )
     if len(names) > 1:
         _print_harms(detectors, scores)
-    if options.json:
-        with writing(options.json, "--json"):
-            write_whole(options.json, json.dumps([asdict(one) for one in scores], indent=1) + "\n")
+    write_json(options.json, [asdict(score) for score in scores])
     return exit_code(scores)
 
 
@@ -90,14 +88,12 @@ def exit_code(scores: Sequence[Score]) -> int:
     return ExitCode.AS_EXPECTED if answered else ExitCode.INCONCLUSIVE
 
 
-def _chosen(overrides: Iterable[str]) -> tuple[list[str], list[int], list[str]]:
-    """The scenarios, the seeds, and the other overrides."""
-    names, seeds, others = list(catalog.sound()), [0], []
+def _seeds(overrides: Iterable[str]) -> tuple[list[int], list[str]]:
+    """The seeds, and the other overrides."""
+    seeds, others = [0], []
     for word in overrides:
         key, _, value = word.partition("=")
-        if key == "scenario":
-            names = [name for one in value.split(",") for name in catalog.selected(one)]
-        elif key == "seed":
+        if key == "seed":
             try:
                 seeds = list(dict.fromkeys(map(int, value.split(","))))
             except ValueError:
@@ -106,7 +102,7 @@ def _chosen(overrides: Iterable[str]) -> tuple[list[str], list[int], list[str]]:
             raise UserError(f"score runs all variants on their own releases: leave {word} out")
         else:
             others.append(word)
-    return list(dict.fromkeys(names)), seeds, others
+    return seeds, others
 
 
 def _scored(scoring: Scoring) -> list[Score]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.bugs import catalog
-from harness.cli import Arguments
+from harness.cli import Arguments, scenarios_in
 from harness.cli._values import file_in_a_folder, output_file, refuse_overwriting
 from harness.publish import report
 from harness.publish.history import writing
@@ -24,7 +24,7 @@ from harness.publish.steps import Watch, read_index, today, watch
 from harness.releases import sources
 from harness.releases.sources import Source
 from harness.run import command_line
-from harness.run.run_config import ALL, RunConfig
+from harness.run.run_config import RunConfig
 from harness.system.errors import UserError, unknown
 from harness.system.installation import refuse_without_torch
 from harness.system.machine import cache_folder
@@ -89,19 +89,9 @@ def _source(word: str) -> Source:
 
 def configs_of(words: Sequence[str]) -> list[RunConfig]:
     """A config for each named scenario, or for all of them."""
-    selection, others = ALL, []
     for word in words:
-        key, _, value = word.partition("=")
+        key = word.partition("=")[0]
         if key not in KEYS and not key.startswith("on."):
             raise UserError(unknown("override of watch", key, KEYS))
-        if key == "scenario":
-            selection = value
-        else:
-            others.append(word)
-    if selection == ALL:
-        return command_line.compose_each(catalog.names(), others)
-    names = list(dict.fromkeys(filter(None, selection.split(","))))
-    for name in names or [selection]:
-        if name not in catalog.names():
-            raise UserError(catalog.unknown_scenario(name, ALL))
-    return command_line.compose_each(names, others)
+    selection, others = scenarios_in(words)
+    return command_line.compose_each(selection or catalog.names(), others)

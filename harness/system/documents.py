@@ -121,6 +121,11 @@ def as_text(value: Any, where: str) -> str:
     return value
 
 
+def text_at(table: Mapping[str, Any], key: str, where: str = "") -> str:
+    """The text of a key; empty if it is missing."""
+    return as_text(table[key], where or key) if key in table else ""
+
+
 def as_texts(value: Any, where: str) -> list[str]:
     """A list of texts; None is an empty one."""
     return [as_text(entry, f"an entry of {where}") for entry in as_list(value, where)]

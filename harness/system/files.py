@@ -262,15 +262,11 @@ def replace_folder(out: Path, files: Files, output: Output) -> None:
 
 def _present(folder: Path) -> set[str]:
     """The files, links and empty folders in a folder, by their paths in it."""
-    files = [Path(root, name) for root, _, names in os.walk(folder) for name in names]
-    empty = [Path(root) for root, inside, names in os.walk(folder) if not (inside or names)]
-    links = [
-        Path(r, name)
-        for r, inside, _ in os.walk(folder)
-        for name in inside
-        if Path(r, name).is_symlink()
-    ]
-    return {path.relative_to(folder).as_posix() for path in (*files, *empty, *links)} - {"."}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    }
 
 
 def _files_of(folder: Path, output: Output) -> set[str]:
