@@ -139,7 +139,9 @@ def of_fields(content: Mapping[str, Any]) -> Installed:
 def described(version: str, origin: str = "") -> Installed:
     """A package with this version; finds out whether it can be a release."""
     try:
-        parsed = _parsed(version) if version else None
+        if len(version) > LONGEST:
+            raise ValueError("it is too long to print")
+        parsed = Version(version) if version else None
     except ValueError:  # InvalidVersion, or more digits than Python reads
         return Unknown(origin or f"'{short(version, 40)}' is not a version")
     if parsed is None:
@@ -152,13 +154,6 @@ def described(version: str, origin: str = "") -> Installed:
     if not origin and label:  # DeepSpeed's: the commit it is built from
         origin = f"a build with the label +{label}"
     return Unknown(origin, version) if origin else Exact(version)
-
-
-def _parsed(version: str) -> Version:
-    """Parse a version. Raises ValueError for an invalid one, and for one too long to print."""
-    if len(version) > LONGEST:
-        raise ValueError(f"it has more than {LONGEST} characters")
-    return Version(version)
 
 
 def public_build(version: str) -> str:
@@ -217,7 +212,8 @@ def at_address(address: str, *, editable: bool = False) -> tuple[str, Installed]
     hosted = remote and not file.endswith(".whl") and HOSTED.fullmatch(place)
     folder = hosted[1] if hosted else place.partition("@")[0] if plus else place
     upstream = _upstream(f"{host}{folder}") if remote else ""
-    name = upstream or _repository(folder)
+    repository_name = folder.rpartition("/")[2].removesuffix(".git")
+    name = upstream or _elsewhere(_canonical(repository_name))
     egg = re.search(r"(?:^|&)egg=([\w.-]+)", fragment)
     if egg and not upstream:
         name = _elsewhere(_canonical(egg[1]))
@@ -295,11 +291,6 @@ def _upstream(address: str) -> str:
     return UPSTREAM.get(place[1].lower(), "") if place else ""
 
 
-def _repository(place: str) -> str:
-    """The package in a folder or a repository."""
-    return _elsewhere(_canonical(place.rpartition("/")[2].removesuffix(".git")))
-
-
 def _elsewhere(name: str) -> str:
     """The package of the index that a repository or a folder of this name has."""
     return ELSEWHERE.get(name) or FORKS.get(name, name)
@@ -362,17 +353,12 @@ def merged(
     synonyms = {**forks, **PUBLISHED}
     entries = {name: package for name, package in packages.items() if name not in synonyms}
     for name, copy in synonyms.items():
-        if name in packages:
-            synonym = _as_original(name, packages[name], copy)
+        if synonym := packages.get(name):
+            if not copy.same:
+                version = " ".join(filter(None, (name, synonym.version)))
+                synonym = Unknown(f"{version} is installed in its place", synonym.version)
             entries[copy.package] = _both(entries.get(copy.package), synonym, name, copy)
     return entries
-
-
-def _as_original(name: str, package: Installed, copy: Published) -> Installed:
-    if copy.same:
-        return package
-    version = " ".join(filter(None, (name, package.version)))
-    return Unknown(f"{version} is installed in its place", package.version)
 
 
 def _both(package: Installed | None, synonym: Installed, name: str, copy: Published) -> Installed:

@@ -49,10 +49,6 @@ class Flip:
     before: int
     after: int
 
-    @property
-    def adjacent(self) -> bool:
-        return self.after == self.before + 1
-
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -271,9 +267,8 @@ def _report(
             f"{name} {releases[start]} to {releases[end]}: {status}{note}", style=STYLES[status]
         )
     for flip in outcome.flips:
-        between = releases[flip.before + 1 : flip.after]
-        unclear = f"not certain between: {', '.join(between)}"
-        where = "neighbours" if flip.adjacent else unclear
+        between = ", ".join(releases[flip.before + 1 : flip.after])
+        where = f"not certain between: {between}" if between else "neighbours"
         console.print(
             f"flips from {cells[flip.before].status} to {cells[flip.after].status} between "
             f"{releases[flip.before]} and {releases[flip.after]} ({where})"

@@ -20,7 +20,7 @@ from harness.bugs.pins import describe
 from harness.bugs.results import Status
 from harness.publish.gpu_evidence import evidence
 from harness.rank.guard.check_table import CHECKS
-from harness.rank.models.answer import Answer, AnswerStatus
+from harness.rank.models.answer import AnswerStatus
 from harness.rank.models.heads import CAUSAL, HEADS, parsed
 from harness.rank.models.relations import QUESTIONS
 from harness.system.documents import toml_of
@@ -324,14 +324,12 @@ def model_lines() -> Iterator[ModelLine]:
     for head in HEADS:
         record = newest_recorded(head)
         for model, answers in sorted(record.with_head(head).items()) if record else ():
-            yield ModelLine(
-                model, tuple(_model_cell(model, r, answers[r]) for r in QUESTIONS if r in answers)
-            )
-
-
-def _model_cell(model: str, relation: str, answer: Answer) -> ModelCell:
-    release, before = recorded.wrong_since(model, relation)
-    return ModelCell(relation, answer.status, release if before else "", answer.reason)
+            cells = []
+            for relation in filter(answers.get, QUESTIONS):
+                answer, (release, before) = answers[relation], recorded.wrong_since(model, relation)
+                since = release if before else ""
+                cells.append(ModelCell(relation, answer.status, since, answer.reason))
+            yield ModelLine(model, tuple(cells))
 
 
 def models_page() -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
 
 from harness.system.files import ROOT
@@ -83,7 +82,8 @@ def rendered(path: str, text: str, repository: str) -> Document:
     title, headings = "", []
     for opening, inline in itertools.pairwise(tokens):
         if opening.type == "heading_open":
-            words = _plain(inline)
+            parts = (c for c in inline.children or () if c.type in ("text", "code_inline"))
+            words = "".join(part.content for part in parts)
             opening.attrSet("id", slug(words))
             if opening.tag == "h1" and not title:
                 title = words
@@ -98,10 +98,6 @@ def rendered(path: str, text: str, repository: str) -> Document:
                     child.attrSet(name, _target(str(target), path, repository))
     html = Markup(parser.renderer.render(tokens, parser.options, {}))
     return Document(path, title or path, html, tuple(headings))
-
-
-def _plain(inline: Token) -> str:
-    return "".join(c.content for c in inline.children or () if c.type in ("text", "code_inline"))
 
 
 def _target(target: str, path: str, repository: str) -> str:

@@ -69,14 +69,13 @@ def _newest(
 def _both(own: Kept, shared: Kept) -> str:
     """Whether scenarios that ran in both ways show the same."""
     names = [name for name in own if name in shared]
-    differing = [f"`{name}`" for name in names if not _agree(own[name], shared[name])]
+    differing = []
+    for name in names:
+        outcomes = {trial.variant: trial.outcome for trial in shared[name]}
+        if any(outcomes.get(one.variant, one.outcome) is not one.outcome for one in own[name]):
+            differing.append(f"`{name}`")
     end = f"Other outcomes: {', '.join(differing)}." if differing else "Each outcome is the same."
     return f"{count(len(names), 'scenario')} ran in both ways.{f' {end}' if names else ''}"
-
-
-def _agree(trials: list[Result], others: list[Result]) -> bool:
-    outcomes = {trial.variant: trial.outcome for trial in others}
-    return all(outcomes.get(one.variant, one.outcome) is one.outcome for one in trials)
 
 
 def _rows(own: Kept, shared: Kept) -> Iterator[list[str]]:

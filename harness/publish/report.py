@@ -56,7 +56,7 @@ def _ours(summary: Watch) -> str:
 
 
 def _rows(summary: Watch) -> list[list[str]]:
-    again = {result.key for result in summary.again}
+    again, news = {result.key for result in summary.again}, summary.nightly.changes
     days = {key: release.day for key, release in summary.history.releases.items()}
     return [
         [
@@ -65,17 +65,12 @@ def _rows(summary: Watch) -> list[list[str]]:
             result.version,
             days.get((result.package, result.version), ""),
             str(result.cell.status),
-            ", ".join(change.kind for change in _changes_of(summary, result.key)),
+            ", ".join(c.kind for c in news if (c.scenario, c.package, c.version) == result.key),
             "" if result.cell.status.certain else short(result.cell.reason),
         ]
         for result in summary.nightly.results
         if result.key not in again
     ]
-
-
-def _changes_of(summary: Watch, key: tuple[str, str | None, str | None]) -> list[Change]:
-    """The changes of a scenario of ours, or of a release of a package."""
-    return [c for c in summary.nightly.changes if (c.scenario, c.package, c.version) == key]
 
 
 Make = Callable[[Watch], str]

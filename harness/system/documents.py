@@ -38,11 +38,7 @@ LONG_NUMBER = re.compile(rf"[-+]?[\d_:.]{{{DIGITS + 1},}}")
 def json_of(text: str) -> Any:
     """The content of a JSON text."""
     _refuse_large(text)
-    return _shallow(
-        lambda: json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole
-        )
-    )
+    return _shallow(lambda: json.loads(text, parse_constant=_refuse_constant, parse_float=_finite))
 
 
 def yaml_of(text: str) -> Any:
@@ -199,9 +195,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         _refuse_constant(text)
     return number
-
-
-def _whole(text: str) -> int:
-    if len(text) > DIGITS:
-        _refuse_digits()
-    return int(text)
