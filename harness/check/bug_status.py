@@ -15,7 +15,7 @@ from harness.bugs.periods import Period, periods
 from harness.bugs.remedies import Fits, any_fits
 from harness.bugs.results import Status
 from harness.check.environment import Environment
-from harness.check.installed import Installed, OneOf, Unknown
+from harness.check.installed import OneOf, Unknown
 from harness.python.results import Acceptance, Advice, Setting
 from harness.system.text import StrEnum
 
@@ -160,27 +160,16 @@ def _recorded(name: str, environment: Environment) -> Checked:
     scenario = catalog.scenario(name)
     required = [p for p in scenario.pins if p not in scenario.vehicles] or ["torch"]
     installed = {p: environment.packages[p] for p in required if p in environment.packages}
-    choices = [dict(choice) for choice in itertools.product(*map(_entries, installed.items()))]
+    versions = (p.versions if isinstance(p, OneOf) else (p.version,) for p in installed.values())
+    choices = [dict(zip(installed, each, strict=True)) for each in itertools.product(*versions)]
     concerned = [each for each in choices if not _excluded(name, each)]
     releases = (concerned or choices)[0]
     if why := _inapplicable(name, required, releases, environment):
         return Checked(name, BugStatus.DOES_NOT_APPLY, why, releases)
-    deciders = {p: each for p, each in installed.items() if p in scenario.deciding}
-    reasons = [
-        _not_a_release(p, environment)
-        for p, each in deciders.items()
-        if not isinstance(each, OneOf)
-    ]
-    if any(reasons):
-        return Checked(name, BugStatus.UNKNOWN, next(filter(None, reasons)), releases)
+    reasons = (_not_a_release(p, environment) for p in installed if p in scenario.deciding)
+    if why := next(filter(None, reasons), ""):
+        return Checked(name, BugStatus.UNKNOWN, why, releases)
     return _of_all(name, concerned or choices, everywhere=len(concerned) == len(choices))
-
-
-def _entries(package: tuple[str, Installed]) -> list[tuple[str, str]]:
-    """Pair a package with each version that it may have; a lock file may list several."""
-    name, installed = package
-    versions = installed.versions if isinstance(installed, OneOf) else (installed.version,)
-    return [(name, version) for version in versions]
 
 
 def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool) -> Checked:
@@ -189,16 +178,14 @@ def _of_all(name: str, choices: Sequence[Mapping[str, str]], *, everywhere: bool
     answers = [lookup(name, _public(choice)) for choice in choices]
     statuses = {answer.status for answer in answers}
     position = next((n for n, answer in enumerate(answers) if answer.status is Status.AFFECTED), 0)
-    shared = len(statuses) == 1 and (everywhere or answers[0].status is not Status.AFFECTED)
-    why = answers[0].why if len(statuses) == 1 else "; ".join(answer.why for answer in answers)
-    if shared:
-        status = BugStatus(str(answers[0].status or BugStatus.UNKNOWN))
+    answer, is_shared = answers[position], len(statuses) == 1
+    why = answer.why if is_shared else "; ".join(answer.why for answer in answers)
+    if answer.status is Status.AFFECTED:
+        status = BugStatus.AFFECTED if is_shared and everywhere else BugStatus.POSSIBLY
     else:
-        affected = answers[position].status is Status.AFFECTED
-        status = BugStatus.POSSIBLY if affected else BugStatus.UNKNOWN
+        status = BugStatus(str((is_shared and answer.status) or BugStatus.UNKNOWN))
     if status is BugStatus.UNKNOWN:
         return Checked(name, status, why, choices[0])
-    answer = answers[position]
     how = TESTED if answer.tested else READ if answer.is_read else NEIGHBOURS
     return Checked(name, status, why, choices[position], how, periods=tuple(periods(name)))
 

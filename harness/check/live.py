@@ -25,13 +25,12 @@ LEAST_AT_ONCE = 2
 
 def statuses(
     bugs: Sequence[Checked], environment: Environment, words: Sequence[str], progress: Progress
-) -> list[Checked]:
-    """Run the scenarios; return the statuses in the same order. An uncertain run keeps the
-    recorded status.
+) -> dict[str, Checked]:
+    """Run the scenarios; return the status of each by its name. An uncertain run keeps the recorded
+    status.
 
     ``words`` are overrides, as for ``run``. Raises Unsupported if the interpreter has no torch.
     """
-    names = [checked.scenario for checked in bugs]
     interpreter = environment.interpreter
     if interpreter and "torch" not in interpreter.packages:
         raise Unsupported(f"{interpreter.executable} has no torch, which --run needs")
@@ -40,52 +39,42 @@ def statuses(
         if requested and local and requested.public != local.partition("+")[0]:
             version = requested.version or "another torch"
             warn(f"{environment.where} has torch {version}, but the runs use torch {local}")
+    names = [checked.scenario for checked in bugs]
+    pinned = {name: catalog.scenario(name).pins.keys() for name in names}
+    packages = interpreter.packages.keys() if interpreter else set()
+    together = tuple(n for n in names if interpreter and pinned[n] <= packages)
+    results: dict[str, Checked] = {}
+    runs: list[tuple[Checked, RunConfig]] = []
     with tempfile.TemporaryDirectory() as folder:
         composed = command_line.compose_each(
             names, [f"variant={RELEASED}", f"runs={folder}", *words]
         )
-        packages = interpreter.packages.keys() if interpreter else set()
-        pinned = {name: catalog.scenario(name).pins.keys() for name in names}
-        together = tuple(n for n in names if interpreter and pinned[n] <= packages)
         if composed[0].on.where == SLURM:
             raise UserError("check --run tests the packages of this machine: leave on=slurm out")
-        configs = [
-            replace(
-                config,
-                installed=interpreter,
-                together=together,
-                pins={}
-                if interpreter
-                else {n: v for n, v in checked.releases.items() if n in pinned[checked.scenario]},
+        for checked, config in zip(bugs, composed, strict=True):
+            releases = {} if interpreter else checked.releases
+            pins = {n: v for n, v in releases.items() if n in pinned[checked.scenario]}
+            if missing := [name for name, version in pins.items() if not version]:
+                results[checked.scenario] = _unclear(
+                    checked, f"no release of {missing[0]} is named"
+                )
+                continue
+            config = replace(config, installed=interpreter, together=together, pins=pins)
+            runs.append((checked, config))
+
+        def failed(index: int, error: HarnessError) -> None:
+            results[runs[index][0].scenario] = _unclear(runs[index][0], str(error))
+
+        configs = [config for _, config in runs]
+        jobs = max(LEAST_AT_ONCE, min(map(room, configs), default=1))
+        for index, cell in find_all(configs, jobs=jobs, failed=failed) if configs else ():
+            progress.say(f"checked {cell.scenario}")
+            checked, _ = runs[index]
+            results[cell.scenario] = (
+                replace(checked, status=BugStatus(str(cell.status)), why=cell.reason, how=RAN)
+                if cell.status.certain
+                else _unclear(checked, cell.reason)
             )
-            for checked, config in zip(bugs, composed, strict=True)
-        ]
-        return _with_runs(bugs, configs, progress)
-
-
-def _with_runs(
-    bugs: Sequence[Checked], configs: Sequence[RunConfig], progress: Progress
-) -> list[Checked]:
-    """Run all configurations, as many at once as there is room for."""
-    results = list(bugs)
-    positions = [index for index, config in enumerate(configs) if all(config.pins.values())]
-    for index in set(range(len(configs))) - set(positions):
-        missing = next(name for name, version in configs[index].pins.items() if not version)
-        results[index] = _unclear(bugs[index], f"no release of {missing} is named")
-
-    def failed(index: int, error: HarnessError) -> None:
-        results[positions[index]] = _unclear(bugs[positions[index]], str(error))
-
-    runnable = [configs[index] for index in positions]
-    jobs = max(LEAST_AT_ONCE, min(map(room, runnable), default=1))
-    for index, cell in find_all(runnable, jobs=jobs, failed=failed) if runnable else ():
-        progress.say(f"checked {cell.scenario}")
-        bug = bugs[positions[index]]
-        results[positions[index]] = (
-            replace(bug, status=BugStatus(str(cell.status)), why=cell.reason, how=RAN)
-            if cell.status.certain
-            else _unclear(bug, cell.reason)
-        )
     return results
 
 

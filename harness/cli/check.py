@@ -288,8 +288,7 @@ def _with_runs(
     console = terminal(None if _printed_format(options.format) == TEXT else sys.stderr)
     with Progress(console) as progress:
         fresh = live.statuses(selection, environment, overrides, progress)
-    by_name = {checked.scenario: checked for checked in fresh}
-    return by_severity(by_name.get(checked.scenario, checked) for checked in bugs)
+    return by_severity(fresh.get(checked.scenario, checked) for checked in bugs)
 
 
 RUN_AGAIN = (BugStatus.AFFECTED, BugStatus.POSSIBLY, BugStatus.UNKNOWN, BugStatus.NOT_AFFECTED)

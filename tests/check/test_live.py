@@ -30,10 +30,8 @@ ROPE = "rope_zero_init"
 
 def run_status(name: str, installed: Environment, *words: str) -> Checked:
     """The status after a run."""
-    (bug,) = live.statuses(
-        recorded([name], installed), installed, ["lane=cpu", *words], Progress(terminal())
-    )
-    return bug
+    bugs, words = recorded([name], installed), ("lane=cpu", *words)
+    return live.statuses(bugs, installed, words, Progress(terminal()))[name]
 
 
 def test_a_run_without_a_status_leaves_the_recorded_one(
