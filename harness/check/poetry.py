@@ -13,7 +13,7 @@ from urllib.parse import quote
 from harness.check import constraints
 from harness.check.requirement_lines import Line, holds, parse_entry
 from harness.check.sections import Content, Part, key
-from harness.system.documents import as_table, as_text, as_texts, table_at
+from harness.system.documents import as_table, as_text, as_texts, table_at, text_at
 from harness.system.text import short
 
 GROUPS, EXTRAS = "tool.poetry.group", "tool.poetry.extras"
@@ -153,13 +153,8 @@ def address_of(table: Mapping[str, Any], where: str) -> str:
                 return place if re.match(r"[a-z+]+:", place) else f"file:{place}"
             # git@host:path, as ssh has it
             place = re.sub(r"^([\w.-]+@[\w.-]+):(?!/)", r"ssh://\1/", place)
-            return f"{'' if place.startswith('git+') else 'git+'}{place}{_tag(table, where)}"
-    return ""
-
-
-def _tag(table: Mapping[str, Any], where: str) -> str:
-    """The tag or commit of a repository as an address has it: ``@v4.45.0``."""
-    for name in ("tag", "rev", "ref"):
-        if name in table:
-            return f"@{quote(as_text(table[name], f'{where}.{name}'), safe='/.+-_')}"
+            key = next((key for key in ("tag", "rev", "ref") if key in table), "")
+            tag = quote(text_at(table, key, f"{where}.{key}"), safe="/.+-_")
+            place = f"{place}@{tag}" if key else place
+            return place if place.startswith("git+") else f"git+{place}"
     return ""

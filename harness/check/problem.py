@@ -95,14 +95,13 @@ class Problem:
             for need in needs.NEEDS.get(name, ())
         }
         lines = [*map(self.requirement, required), *sorted(others - omissions.keys())]
-        replacements = [
-            requirement
-            for name, those in content.overrides.items()
-            for requirement in those
-            if name not in omissions and not requirement.url
-        ]
         overrides = [
-            *map(_override, replacements),
+            *(
+                _override(requirement)
+                for name, those in content.overrides.items()
+                for requirement in those
+                if name not in omissions and not requirement.url
+            ),
             *map(self.requirement, sorted(self.contradictions.keys() - omissions.keys())),
         ]
         left_out = {*omissions, *(n for n, those in content.overrides.items() if not those)}

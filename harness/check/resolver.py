@@ -38,7 +38,7 @@ def resolve(content: Requirements, our_packages: Collection[str], day: str = "")
         solution = _empty_solution(content, our_packages, note)
         return _resolution(content, our_packages, day, solution)
     key = [
-        [*solver.first_input(content, day)],
+        [*solver.first_problem(content, day).uv_input()],
         sorted(our_packages),
         {name: package.version for name, package in content.direct.items()},
         [sorted(content.projects), content.indices, content.links],

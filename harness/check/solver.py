@@ -70,11 +70,6 @@ class _Choice:
     via: Mapping[str, Sequence[str]]
 
 
-def first_input(content: Requirements, day: str) -> tuple[list[str], str, dict[str, list[str]]]:
-    """What uv gets at the first try: the same input has the same answer."""
-    return _problem(content, day).uv_input()
-
-
 def choose_versions(content: Requirements, our_packages: Collection[str], day: str) -> Solution:
     """The versions that uv chooses, and notes for the user about what was removed.
 
@@ -82,7 +77,7 @@ def choose_versions(content: Requirements, our_packages: Collection[str], day: s
     does not respond.
     """
     try:
-        problem = settled(_problem(content, day))
+        problem = settled(first_problem(content, day))
         for start in range(STARTS):
             choice, error = _compile(problem)
             if choice:
@@ -144,9 +139,9 @@ def _compile(problem: Problem) -> tuple[_Choice | None, str]:
     return _Choice(versions, via), ""
 
 
-def _problem(content: Requirements, day: str) -> Problem:
+def first_problem(content: Requirements, day: str) -> Problem:
     """The requirements without what no index has, and without what contradicts itself; what else
-    uv cannot choose is found out later."""
+    uv cannot choose is found out later. The same problem has the same answer."""
     omissions = {
         *(
             n

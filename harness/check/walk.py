@@ -390,20 +390,21 @@ class Walk:
         waiting, seen = sorted({*names} & versions.keys()), set[str]()
         while waiting:
             self.pages.read(waiting)
-            old = [name for name in waiting if self._is_old(name, versions[name])]
-            seen |= {*waiting}
-            waiting = []
-            for name in old:
+            level, waiting = waiting, []
+            seen |= {*level}
+            for name in level:
                 limit = limits.get(name, SpecifierSet())
+                newest, whole = self.pages.newest(name, limit), limit
+                if not (newest and newest[0] > Version(versions[name])):
+                    continue
                 bounds = {
                     other: self._bound(name, other, versions)
                     for other in via.get(name, ())
                     if other in versions
                 }
-                newest, whole = self.pages.newest(name, limit), limit
                 for other, bound in bounds.items():
                     whole &= bound
-                    if newest and not bound.contains(newest[0], prereleases=True):
+                    if not bound.contains(newest[0], prereleases=True):
                         waiting += [other] if other not in seen else []
                 best = self.pages.newest(name, whole)
                 if best and best[0] > Version(versions[name]):
@@ -412,11 +413,6 @@ class Walk:
                         obstacles[name] = sources
             waiting = sorted({*waiting} - seen)
         return obstacles
-
-    def _is_old(self, name: str, version: str) -> bool:
-        limit = self.problem.limits.get(name, SpecifierSet())
-        newest = self.pages.newest(name, limit)
-        return newest is not None and newest[0] > Version(version)
 
     def _bound(self, name: str, dependent: str, versions: Mapping[str, str]) -> SpecifierSet:
         """What a chosen package needs of another one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -90,7 +89,8 @@ def refuse_without_name(file: Path, name: str) -> None:
     read and not run, so a file that makes names in a way that is not to be seen is not refused."""
     with suppress(SyntaxError, ValueError, RecursionError), _parsing:  # to be reported when it runs
         tree = ast.parse(file.read_bytes())
-        words = {word for node in ast.walk(tree) for word in _words(node)}
+        fields = ("name", "asname", "id", "attr")  # of what is defined, imported or used
+        words = {getattr(node, field, None) for node in ast.walk(tree) for field in fields}
         if words.isdisjoint({name, *MAKERS}):
             functions = [n.name for n in tree.body if isinstance(n, FUNCTIONS)]
             raise UserError(f"{file}: {unknown('function', name, functions)}")
@@ -99,13 +99,6 @@ def refuse_without_name(file: Path, name: str) -> None:
 MAKERS = ("*", "globals", "exec", "setattr", "vars", "__dict__", "__getattr__")
 """What makes names that no text has."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def _words(node: ast.AST) -> Iterator[str]:
-    """The names in a node: defined, imported or used."""
-    for field in ("name", "asname", "id", "attr"):
-        if isinstance(word := getattr(node, field, None), str):
-            yield word
 
 
 def is_importable(package: str) -> bool:
