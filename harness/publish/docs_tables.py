@@ -32,7 +32,7 @@ from harness.training.models import recorded
 from harness.training.models.recorded import RecordedAnswers
 from harness.training.probe import signatures
 from harness.training.probe.compare.faults import MISTAKES
-from harness.training.probe.signatures import Sign, Signature
+from harness.training.probe.signatures import Signature
 
 INTRODUCTION = (
     "Every status is from a run of that release as published, by `matrix` or `bisect`, and so is "
@@ -166,19 +166,15 @@ def link(name: str, up: str = "..") -> str:
 
 def _broken_relations(signature: Signature) -> str:
     """The broken relations with their layouts; the notes if nothing is broken."""
-    broken = [sign for sign in signature.signs if not sign.note]
-    return "; ".join(_grouped(broken)) or "; ".join(
-        f"a note: {markdown(sign.relation)}" for sign in signature.signs
-    )
-
-
-def _grouped(broken: list[Sign]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[str]] = {}
-    for sign in broken:
-        groups.setdefault((sign.relation, sign.times), []).append(LAYOUTS[sign.layout])
+    for sign in signature.signs:
+        if not sign.note:
+            groups.setdefault((sign.relation, sign.times), []).append(LAYOUTS[sign.layout])
+    texts = []
     for (relation, times), layouts in groups.items():
         ratio = f", {times} times: {MISTAKES[times][0]}" if times else ""
-        yield f"{' and '.join(layouts)}: {relation}{ratio}"
+        texts.append(f"{' and '.join(layouts)}: {relation}{ratio}")
+    return "; ".join(texts or [f"a note: {markdown(sign.relation)}" for sign in signature.signs])
 
 
 def _inferred() -> str:

@@ -39,20 +39,15 @@ def show(console: Console, summary: Watch) -> None:
 def headline(summary: Watch) -> str:
     """One line: which nightly, how much it tested, and what changed."""
     news = summary.nightly.changes
-    parts = [f"{count(len(summary.nightly.tested), 'release')} tested"]
-    parts.append(_ours(summary))
+    verdicts = [done.result.verdict for done in summary.nightly.ours.values()]
+    kinds = ", ".join(f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts)
+    ours = f"{count(len(verdicts), 'scenario')} of ours" + (f" ({kinds})" if kinds else "")
+    parts = [f"{count(len(summary.nightly.tested), 'release')} tested", ours]
     parts.append(count(len(news), "change") if news else "no change")
     if news:
         parts.append(f"{sum(change.is_worse for change in news) or 'none'} for the worse")
     parts.append(f"{summary.seconds:.0f} s")
     return f"nightly of {summary.nightly.day}: {', '.join(parts)}"
-
-
-def _ours(summary: Watch) -> str:
-    """Our own verdicts: ``17 scenarios of ours (16 reproduced, 1 unsupported)``."""
-    verdicts = [done.result.verdict for done in summary.nightly.ours.values()]
-    parts = ", ".join(f"{verdicts.count(v)} {v}" for v in Verdict if v in verdicts)
-    return f"{count(len(verdicts), 'scenario')} of ours" + (f" ({parts})" if parts else "")
 
 
 def _rows(summary: Watch) -> list[list[str]]:

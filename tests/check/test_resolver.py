@@ -202,6 +202,18 @@ def test_several_contradictions_are_said_each_with_its_requirements(
     assert "b==3.0 and toolb==1.0 (" in text
 
 
+def test_a_package_may_take_part_in_two_contradictions_at_once(
+    published: type[Handler], tmp_path: Path
+) -> None:
+    """vllm 0.8.4 beside torch 2.5.1: the walk ended in a KeyError."""
+    for version in ("1.0", "2.0"):
+        publish(published, "tool", version, "middle", day="2024-01-01")
+        publish(published, "middle", version, "down<2", "up<2", day="2024-01-01")
+    stack = stack_of(tmp_path, "tool\ndown==2.5\nup==2.0\n")
+    assert releases(stack) == {"up": "2.0", "down": "2.5"}
+    assert "these requirements contradict each other" in " ".join(stack.notes)
+
+
 def test_what_two_packages_need_in_different_releases_is_unknown(
     published: type[Handler], tmp_path: Path
 ) -> None:
