@@ -14,7 +14,7 @@ PRESENT = ("affected", "possibly affected")
 """The statuses of a bug that is there, or may be."""
 
 
-class Report:
+class CommandResult:
     """A result that is shown as the command's report."""
 
     text: str
@@ -163,7 +163,7 @@ class Model:
 
 
 @dataclass(frozen=True, repr=False)
-class CheckResult(Report):
+class CheckResult(CommandResult):
     """What ``check`` returns."""
 
     schema: int
@@ -249,7 +249,7 @@ class Place:
 
 
 @dataclass(frozen=True, repr=False)
-class ProbeResult(Report):
+class ProbeResult(CommandResult):
     """What ``probe`` returns."""
 
     schema: int
