@@ -158,6 +158,17 @@ def test_a_rank_that_hangs_ends_at_the_deadline_and_leaves_its_stack(sandbox: Sa
 
 @pytest.mark.launch
 @pytest.mark.slow
+def test_a_deadline_before_torch_is_imported_is_inconclusive(sandbox: Sandbox) -> None:
+    ending = sandbox.run(*BUGGY_ALONE, "launch.timeout=0.2")
+    assert ending.code == ExitCode.INCONCLUSIVE
+    assert outcome(sandbox)[0] == "inconclusive"
+    assert outcome(sandbox)[1].startswith("ended at its deadline after ")
+    assert not list(sandbox.folder().rglob("rank_*.jsonl"))
+    sandbox.assert_nothing_left()
+
+
+@pytest.mark.launch
+@pytest.mark.slow
 def test_ranks_that_exit_0_without_records_are_inconclusive(sandbox: Sandbox) -> None:
     ending = sandbox.run(*BUGGY_ALONE, FAULT="os._exit(0)", FAULTY="01")
     assert ending.code == ExitCode.INCONCLUSIVE
@@ -375,6 +386,24 @@ def test_without_a_gpu_the_gpu_lane_is_unsupported_and_reported(
     assert outcome(bare) == ("unsupported", "needs 1 GPU, and this machine has 0")
     assert "needs 1 GPU, and this machine has 0" in ending.out
     assert "reproduced" not in ending.out
+
+
+@pytest.mark.parametrize(
+    ("blocked", "code", "complaint"),
+    [
+        ("runs", ExitCode.USER_MISTAKE, "cannot write {}/run: Not a directory; name another runs="),
+        ("cache", ExitCode.INCONCLUSIVE, "the cache {} is not a folder: name another one in "),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_stops_a_run_before_it_writes(
+    bare: Sandbox, command: Any, tmp_path: Path, blocked: str, code: ExitCode, complaint: str
+) -> None:
+    (tmp_path / blocked).write_text("mine")
+    ending = command(bare, *BUGGY_ALONE)
+    assert ending.code == code
+    assert ending.complaint.startswith(complaint.format(tmp_path / blocked))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["cwd", blocked])
+    assert (tmp_path / blocked).read_text() == "mine"
 
 
 # A full disk. Without enough GPUs a run still makes its folder, and needs no overlay.
