@@ -12,7 +12,6 @@ from harness.bugs.api.spec import HARMS
 from harness.check.bug_status import BugStatus, Checked, recorded
 from harness.check.environment import Environment, of_files
 from harness.check.installed import DEPENDENCY, NewestOf, OneOf, described, merged
-from harness.check.synonyms import PUBLISHED
 from harness.python.results import Setting
 from tests.check import stacks
 
@@ -196,16 +195,6 @@ def test_what_lightning_needs_gives_way_to_it() -> None:
     needed = NewestOf("2.6.6", DEPENDENCY)
     packages = merged({"lightning": described("2.6.0"), "pytorch-lightning": needed})
     assert packages["pytorch-lightning"].version == "2.6.0"
-
-
-@pytest.mark.parametrize("name", [n for n, other in PUBLISHED.items() if not other.same])
-def test_a_fork_under_another_name_is_unknown(name: str) -> None:
-    package = PUBLISHED[name].package
-    entry = merged({name: described("1.0")})[package]
-    assert f"{name} 1.0 is installed in its place" in entry.origin
-    both = merged({name: described("1.0"), package: described("2.0")})[package]
-    assert not both.version
-    assert name in both.origin
 
 
 @pytest.mark.parametrize("stack", stacks.STACKS)

@@ -166,7 +166,3 @@ def test_what_cannot_be_read_in_condas_environment_is_said(tmp_path: Path) -> No
     assert "'accelerate 1.0|1.2': which of the alternatives is left open" in notes
     assert "'npm: left' cannot be read, so it is left out" in notes
     assert "numpy" not in notes
-
-
-def test_a_yaml_file_is_condas_whatever_its_name(tmp_path: Path) -> None:
-    assert lines(tmp_path, "conda.yaml", CONDA)[0] == "torch==2.1.*"

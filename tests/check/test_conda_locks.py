@@ -9,8 +9,6 @@ import pytest
 
 from harness.check import environment
 from harness.check.installed import Exact, Installed, OneOf, Unknown
-from harness.system.errors import Inconclusive
-from tests.sandbox import refused
 
 NAMES = ["torch", "transformers", "accelerate", "peft"]
 UP = "https://github.com/huggingface"
@@ -150,35 +148,3 @@ def test_the_lock_of_a_folder_is_read_before_what_it_was_made_from(
     stack = environment.of_files([str(tmp_path)], NAMES)
     assert stack.packages["torch"].version == "2.1.0"
     assert stack.notes[-1] == f"{tmp_path}: {name} was read; environment.yml not read"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("conda-lock.yml", "version: 1\nmetadata: {}\npackage: 5\n", "package is a number"),
-        ("conda-lock.yml", "version: 1\nmetadata: {}\npackage: [5]\n", "package 1 is a number"),
-        ("conda-lock.yml", conda_lock("- name: 5\n"), "name is a number, not text"),
-        ("conda-lock.yml", "version: 1\nmetadata: {}\npackage: [\n", "is not valid YAML"),
-        ("pixi.lock", "version: 6\nenvironments: 5\npackages: []\n", "environments is a number"),
-        ("pixi.lock", "version: 6\nenvironments: {a: {packages: {linux-64: [5]}}}\n", "an entry"),
-        ("pixi.lock", "- 5", "it is a list, not a table"),
-    ],
-)
-def test_a_damaged_lock_is_a_mistake_of_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, message: str
-) -> None:
-    (tmp_path / name).write_text(text)
-    assert message in refused(capsys, ["check", "-r", str(tmp_path / name)])
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("pixi.lock", "version: 99\nenvironments: {}\npackages: []\n"),
-        ("conda-lock.yml", "version: 99\nmetadata: {}\npackage: []\n"),
-    ],
-)
-def test_a_lock_of_an_unknown_version_is_inconclusive(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(Inconclusive, match=f"has version 99 of {name}; only "):
-        environment.of_files([str(tmp_path / name)], NAMES)

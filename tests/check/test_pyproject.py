@@ -165,15 +165,6 @@ def in_file(
 
 
 @pytest.mark.usefixtures("offline")
-def test_only_what_poetry_installs_on_this_python_counts(tmp_path: Path) -> None:
-    entry = '[{version="4",python="<3.10"},{version="5",python=">=3.10"}]'
-    stack = in_file(tmp_path, f"[tool.poetry.dependencies]\nup = {entry}", "up")
-    assert stack.packages["up"].version == "5"
-    stack = in_file(tmp_path, '[tool.poetry.dependencies]\nup={version="5",python="<3.9"}', "up")
-    assert "up" not in stack.packages
-
-
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("uv_source", "origin"),
     [

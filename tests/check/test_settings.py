@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,14 +234,32 @@ def test_a_switch_of_megatron_is_true_or_false(tmp_path: Path, value: Any, expec
             {"deepspeed_config": {"offload_optimizer_device": "disk"}},
             "no offload_optimizer_device 'disk'",
         ),
+        ("deepspeed", "[1, 2]", "is not an object with settings, but other JSON"),
+        ("deepspeed", "{", "is not valid JSON"),
+        ("deepspeed", {"bf16": True}, "bf16 is not an object with settings"),
+        ("deepspeed", {"gradient_clipping": "much"}, "gradient_clipping is 'much', not a number"),
+        (
+            "deepspeed",
+            {"gradient_clip": 1, "gradient_cliping": 1},
+            "no key 'gradient_cliping': did you mean",
+        ),
+        ("deepspeed", {"fp16": {"enable": True}}, "no key 'enable': did you mean enabled"),
+        ("deepspeed", {"fp16": {"enabled": 1.5}}, "fp16 is 1.5, not true or false"),
+        ("deepspeed", {"num_processes": 2}, "is not a DeepSpeed configuration: it has none of"),
+        ("deepspeed", "\x80", "is not"),
+        ("accelerate", "[1, 2]", "file is not"),
+        ("accelerate", "a: [", "file is not"),
+        ("accelerate", "just text", "file is not"),
+        ("training_args", {"bf16": True, "zero_optimization": {}}, "name it with --deepspeed"),
     ],
 )
-def test_a_value_that_the_library_does_not_take_is_refused(
-    tmp_path: Path, kind: str, content: dict[str, Any], message: str
+def test_a_file_or_a_value_that_the_library_does_not_take_is_refused_in_one_line(
+    tmp_path: Path, kind: str, content: dict[str, Any] | str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         settings_files.read(**{kind: written(tmp_path, "file", content)})
     assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_words_of_accelerates_yaml_count_as_accelerate_reads_them(tmp_path: Path) -> None:
@@ -261,51 +279,26 @@ def test_files_that_disagree_decide_nothing(tmp_path: Path) -> None:
     assert settings["gradient_accumulation_steps"] == expected
 
 
-@pytest.mark.parametrize("later", [Setting(1), Setting(2), Setting(None, "it is not written")])
-def test_a_third_file_does_not_decide_what_two_others_disagree_about(later: Setting) -> None:
-    values = [{"zero_stage": setting} for setting in (Setting(2), Setting(3), later)]
-    expected = Setting(None, "the files disagree: 2 and 3")
-    assert settings_files.merged(values) == {"zero_stage": expected}
-
-
-def test_a_file_that_leaves_a_setting_open_leaves_the_reason_of_the_first_one() -> None:
-    values = [{"zero_stage": Setting(None, why)} for why in ("first", "second")]
-    assert settings_files.merged(values) == {"zero_stage": Setting(None, "first")}
-    assert settings_files.merged([*values, {"zero_stage": Setting(1)}])["zero_stage"].value == 1
+DISAGREE = Setting(None, "the files disagree: 2 and 3")
+OPEN, ALSO_OPEN = Setting(None, "it is not written"), Setting(None, "it is auto")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("settings", "expected"),
     [
-        ("[1, 2]", "is not an object with settings, but other JSON"),
-        ("{", "is not valid JSON"),
-        ('{"bf16": true}', "bf16 is not an object with settings"),
-        ('{"gradient_clipping": "much"}', "gradient_clipping is 'much', not a number"),
-        ('{"gradient_clip": 1, "gradient_cliping": 1}', "no key 'gradient_cliping': did you mean"),
-        ('{"fp16": {"enable": true}}', "no key 'enable': did you mean enabled"),
-        ('{"fp16": {"enabled": 1.5}}', "fp16 is 1.5, not true or false"),
-        ('{"num_processes": 2}', "is not a DeepSpeed configuration: it has none of"),
-        ("\x80", "is not"),
+        ([Setting(2), Setting(3), Setting(1)], DISAGREE),
+        ([Setting(2), Setting(3), Setting(2)], DISAGREE),
+        ([Setting(2), Setting(3), OPEN], DISAGREE),
+        ([OPEN, ALSO_OPEN], OPEN),
+        ([OPEN, ALSO_OPEN, Setting(1)], Setting(1)),
     ],
 )
-def test_a_file_that_cannot_be_used_is_a_mistake_of_one_line(
-    tmp_path: Path, content: str, message: str
+def test_a_third_file_decides_nothing_that_others_disagree_about_but_what_they_leave_open(
+    settings: Sequence[Setting], expected: Setting
 ) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        settings_files.read(deepspeed=written(tmp_path, "ds.json", content))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just text"])
-def test_yaml_that_is_no_object_is_a_mistake(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=r"a\.yaml is not"):
-        settings_files.read(accelerate=written(tmp_path, "a.yaml", text))
-
-
-def test_a_deepspeed_configuration_is_not_taken_for_the_trainers_arguments(tmp_path: Path) -> None:
-    file = written(tmp_path, "ds.json", {"bf16": True, "zero_optimization": {"stage": 3}})
-    with pytest.raises(UserError, match="name it with --deepspeed"):
-        settings_files.read(training_args=file)
+    assert settings_files.merged([{"zero_stage": each} for each in settings]) == {
+        "zero_stage": expected
+    }
 
 
 @pytest.mark.parametrize("option", ["deepspeed", "training_args", "accelerate"])

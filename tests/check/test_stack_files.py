@@ -65,6 +65,7 @@ name = "up"
 version = "%s"
 %s
 """
+CONDA_LOCK = "version: 1\nmetadata: {}\npackage:"
 SDIST = 'sdist = {url = "https://host/up-%s.tar.gz", hashes = {sha256 = "a5"}}'
 
 
@@ -125,6 +126,8 @@ resolved_reference = "a5" """
 ONE, TWO = Exact("4.40.0"), Exact("4.57.6")
 BOTH = OneOf(("4.40.0", "4.57.6"), "uv.lock has 4.40.0 and 4.57.6")
 ELSEWHERE = Unknown(LEFT_OUT)
+GIT = Unknown("installed from git", "4.40.0")
+EDITABLE = Unknown("an editable install", "4.40.0")
 
 
 def manifest(overrides: str) -> str:
@@ -160,27 +163,15 @@ def manifest(overrides: str) -> str:
             ).replace(">=3.10", ">=3.98"),
             BOTH,
         ),
-        (
-            "uv.lock",
-            uv(("4.40.0", 'git = "https://host/up?rev=main#a5"', "")),
-            Unknown("installed from git", "4.40.0"),
-        ),
-        (
-            "uv.lock",
-            uv(("4.40.0", 'editable = "../up"', "")),
-            Unknown("an editable install", "4.40.0"),
-        ),
+        ("uv.lock", uv(("4.40.0", 'git = "https://host/up?rev=main#a5"', "")), GIT),
+        ("uv.lock", uv(("4.40.0", 'editable = "../up"', "")), EDITABLE),
         (
             "uv.lock",
             uv(("4.40.0", 'editable = "../up"', "")).replace('version = "4.40.0"', ""),
             Unknown("an editable install"),
         ),
         ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up?tag=v4.40.0#a5"', "")), ONE),
-        (
-            "uv.lock",
-            uv(("4.40.0", 'git = "https://github.com/us/up?branch=v4.40.0#a5"', "")),
-            Unknown("installed from git", "4.40.0"),
-        ),
+        ("uv.lock", uv(("4.40.0", 'git = "https://github.com/us/up?branch=v4.40.0#a5"', "")), GIT),
         (
             "uv.lock",
             uv(("4.41.0.dev0", 'git = "https://github.com/us/up#a5"', "")),
@@ -202,12 +193,12 @@ def manifest(overrides: str) -> str:
         (
             "poetry.lock",
             poetry(("4.40.0", '[package.source]\ntype = "git"\nurl = "https://host/up"')),
-            Unknown("installed from git", "4.40.0"),
+            GIT,
         ),
         (
             "poetry.lock",
             poetry(("4.40.0", 'develop = true\n[package.source]\ntype = "directory"\nurl = "up"')),
-            Unknown("an editable install", "4.40.0"),
+            EDITABLE,
         ),
         (
             "poetry.lock",
@@ -236,13 +227,9 @@ def manifest(overrides: str) -> str:
         (
             "pylock.toml",
             pylock(("4.40.0", 'vcs = {type = "git", url = "https://host/up", commit-id = "a5"}')),
-            Unknown("installed from git", "4.40.0"),
+            GIT,
         ),
-        (
-            "pylock.toml",
-            pylock(("4.40.0", 'directory = {path = "up", editable = true}')),
-            Unknown("an editable install", "4.40.0"),
-        ),
+        ("pylock.toml", pylock(("4.40.0", 'directory = {path = "up", editable = true}')), EDITABLE),
         (
             "pylock.toml",
             pylock(
@@ -257,11 +244,7 @@ def manifest(overrides: str) -> str:
         ),
         ("conda.json", "[]", None),
         ("conda.json", conda(("up", "4.40.0", "conda-forge"), ("pip", "1", "pypi")), ONE),
-        (
-            "conda.json",
-            conda(("Up", "4.40.0", "<develop>")),
-            Unknown("an editable install", "4.40.0"),
-        ),
+        ("conda.json", conda(("Up", "4.40.0", "<develop>")), EDITABLE),
     ],
 )
 def test_a_file_that_lists_all_packages_is_complete(
@@ -418,6 +401,25 @@ def test_an_index_without_the_package_leaves_its_version_unknown(
         ("pip.json", '[{"name": "up", "version": "1"}]', UserError, "use the output of pip freeze"),
         ("a.txt", "up=1\n", UserError, r"a.txt, line 1: 'up=1' is refused"),
         ("-", " \n", UserError, "standard input is empty"),
+        ("conda-lock.yml", f"{CONDA_LOCK} 5\n", UserError, "package is a number"),
+        ("conda-lock.yml", f"{CONDA_LOCK} [5]\n", UserError, "package 1 is a number"),
+        ("conda-lock.yml", f"{CONDA_LOCK}\n- name: 5\n", UserError, "name is a number, not text"),
+        ("conda-lock.yml", f"{CONDA_LOCK} [\n", UserError, "is not valid YAML"),
+        (
+            "conda-lock.yml",
+            f"{CONDA_LOCK} []\n".replace("1", "99"),
+            Inconclusive,
+            "has version 99 of conda-lock.yml; only ",
+        ),
+        ("pixi.lock", "version: 6\nenvironments: 5\n", UserError, "environments is a number"),
+        (
+            "pixi.lock",
+            "version: 6\nenvironments: {a: {packages: {linux-64: [5]}}}\n",
+            UserError,
+            "an entry",
+        ),
+        ("pixi.lock", "- 5", UserError, "it is a list, not a table"),
+        ("pixi.lock", "version: 99\npackages: []\n", Inconclusive, "99 of pixi.lock; only "),
     ],
 )
 def test_bad_input_is_reported_in_one_line(

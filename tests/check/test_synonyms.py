@@ -54,8 +54,12 @@ def test_a_file_with_a_fork_alone_is_unknown_and_that_is_said_first(
     tmp_path: Path, name: str
 ) -> None:
     environment = of(tmp_path, "poetry.lock", lock(f"{name}==1.0"))
-    assert list(environment.packages) == [PUBLISHED[name].package]
+    package = PUBLISHED[name].package
+    assert list(environment.packages) == [package]
     assert f"{name} 1.0 is installed in its place" in environment.notes[0]
+    both = of(tmp_path, "poetry.lock", lock(f"{name}==1.0", f"{package}==2.0")).packages[package]
+    assert both.version == ""
+    assert name in both.origin
 
 
 @pytest.mark.usefixtures("offline")

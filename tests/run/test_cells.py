@@ -19,7 +19,7 @@ from harness.run.run_config import RunConfig
 from harness.system import machine, store
 from harness.system.code import sources
 from harness.system.errors import Fault, HarnessError, Inconclusive, Unsupported, UserError
-from tests.made_up import KNOWN, YES, Upstream, cell, full_disk, published, set_gpus
+from tests.made_up import KNOWN, Upstream, full_disk, published, set_gpus
 from tests.sandbox import refused
 from tests.schemas import complaints
 
@@ -99,9 +99,6 @@ def test_a_damaged_stored_cell_is_named_and_its_release_is_tested_again(
     assert "4.36.2: affected  [1.5 s]" in output.out
     assert "1 cell: 1 affected" in output.out
     assert output.err == f"harness: {file} is damaged: its release is tested again\n"
-
-
-CELL = cell("4.36.2", YES)
 
 
 @pytest.mark.parametrize("error", [Fault("no network"), UserError("no release of that name")])
