@@ -66,22 +66,6 @@ def test_a_run_that_cannot_be_kept_does_not_keep_the_others_out(
     assert f"cannot read {empty}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "name at least one run folder"),
-        (["h200x2"], "name at least one run folder"),
-        (["--import", "absent"], "absent is not a file"),
-        (["--import", "pyproject.toml"], "pyproject.toml is not a file of evidence --out"),
-        (["run", "h200x2", "--import", "pyproject.toml"], "leave the runs and --out out"),
-        (["run", "h200x2", "--out", "pyproject.toml"], "pyproject.toml exists: name a new file"),
-    ],
-)
-def test_mistakes_are_named(words: list[str], message: str, capsys: Capture) -> None:
-    assert main(["evidence", *words]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_the_document_has_a_row_for_each_scenario_with_evidence() -> None:
     text = (ROOT / "docs" / "evidence.md").read_text()
     names = [name for name in catalog.sound() if result_file.kept_runs(name)]

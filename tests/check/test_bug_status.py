@@ -91,12 +91,6 @@ def test_a_loop_of_ones_own_has_a_bug_that_newer_releases_of_another_package_avo
     )
 
 
-def test_a_package_that_is_not_from_an_index_is_unknown() -> None:
-    from_git = environment({"deepspeed": "0.13.2"}, origin="installed from git")
-    bug = answer("clip_max_for_min", from_git)
-    assert (bug.status, bug.why) == (BugStatus.UNKNOWN, "deepspeed 0.13.2: installed from git")
-
-
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [(1, BugStatus.NOT_TRIGGERED), (4, BugStatus.AFFECTED), (None, BugStatus.POSSIBLY)],

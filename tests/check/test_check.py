@@ -213,31 +213,6 @@ def test_the_exit_code_says_whether_a_bug_is_there(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["-r", "nowhere.txt"], "nowhere.txt"),
-        (["--python", "nowhere/python"], "no interpreter nowhere/python"),
-        (["--python", "p", "-r", "f"], "not allowed with argument"),
-        (["req.txt"], "write -r req.txt"),
-        (["."], "write -r ."),
-        (["pins.deepspeed=0.1"], "leave pins.deepspeed=0.1 out"),
-        (["scenario=rope_zero"], "did you mean rope_zero_init?"),
-        (["seed=1"], "seed=1 has an effect only with --run"),
-        (["--unknown"], "--unknown has an effect only with --run"),
-        (["--as-of", "2025-01-01"], "--as-of has an effect only with -r"),
-        (["--as-of", "2025-01-01", "--python", "p"], "--as-of has an effect only with -r"),
-        (["--deepspeed", "nowhere.json"], "no file nowhere.json"),
-        (["--format", "xml"], "no format 'xml'. Choices: text, json, github, sarif, markdown"),
-        (["--format", "json", "--format", "github"], "write github:FILE"),
-        (["--format", "sarif:nowhere/a"], "nowhere"),
-        (["--format", "text:a"], "text is printed"),
-    ],
-)
-def test_a_mistake_is_one_line(words: list[str], message: str, capsys: Capture) -> None:
-    assert message in refused(capsys, ["check", *words])
-
-
-@pytest.mark.parametrize(
     ("words", "why"),
     [
         ("-r . --format json:requirements.txt", "requirements.txt is read"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import environment, project_folders, requirements, synonyms
+from harness.check import project_folders, requirements, synonyms
 from harness.check.formats import Listing
 from harness.check.installed import Exact, NewestOf
 from harness.check.source import read_file
@@ -357,9 +357,3 @@ def test_a_long_file_is_read_in_linear_time(tmp_path: Path, name: str) -> None:
 
     short = min(seconds(500) for _ in range(3))
     assert min(seconds(4_000) for _ in range(2)) < 24 * short  # 8 when linear, 64 when quadratic
-
-
-def test_an_unknown_release_from_git_is_said_first(file: Path) -> None:
-    file.write_text("up @ git+https://github.com/me/up@v4.36.2\nnumpy==1.0\n")
-    first_note = environment.of_files([str(file)], ["up"]).notes[0]
-    assert first_note == "not known: which release of up this is: installed from git"

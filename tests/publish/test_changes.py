@@ -11,7 +11,6 @@ from harness.publish.history import ReleaseResult
 from tests.nightly_world import NO, UNCLEAR, YES, own, release, result
 
 DAY = "2024-03-04"
-UNSUPPORTED = Status.UNSUPPORTED
 RELEASES = {("deepspeed", "2.0"): release("2.0", "2024-03-01")}
 
 
@@ -20,30 +19,9 @@ def kinds(tonight: list[ReleaseResult], before: list[ReleaseResult]) -> dict[str
     return {change.version: change.kind for change in differences}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "kind"),
-    [
-        (NO, YES, "now affected"),
-        (YES, NO, "no longer affected"),
-        (YES, UNCLEAR, "no longer certain"),
-        (NO, UNSUPPORTED, None),
-        (UNCLEAR, YES, None),
-        (UNSUPPORTED, NO, None),
-        (YES, YES, None),
-        (UNCLEAR, UNSUPPORTED, None),
-    ],
-)
-def test_a_release_is_compared_with_the_one_before_it(
-    before: Status, after: Status, kind: str | None
-) -> None:
-    expected = {"2.0": kind} if kind else {}
-    assert kinds([result("2.0", after)], [result("1.0", before)]) == expected
-
-
 BRANCHES = [result("4.57.6", NO), result("5.1.0", YES), result("5.10.0", YES)]
 SILENT = [result("1.0", NO), result("1.1", UNCLEAR)]
 OTHERS = [result("1.0", NO, scenario="rope_zero_init"), result("1.0", NO, package="transformers")]
-IDS = "first,oldest,late patch,branch,across,same,certain,affected,one night,others".split(",")  # noqa: SIM905
 FLIPS = {"1.1": "now affected", "1.2": "no longer affected"}
 
 
@@ -60,8 +38,15 @@ FLIPS = {"1.1": "now affected", "1.2": "no longer affected"}
         ({"1.1": YES}, SILENT, {"1.1": "now affected"}),
         ({"1.2": NO, "1.1": YES}, [result("1.0", NO)], FLIPS),
         ({"2.0": YES}, OTHERS, {}),
+        ({"2.0": YES}, [result("1.0", NO)], {"2.0": "now affected"}),
+        ({"2.0": NO}, [result("1.0", YES)], {"2.0": "no longer affected"}),
+        ({"2.0": UNCLEAR}, [result("1.0", YES)], {"2.0": "no longer certain"}),
+        ({"2.0": Status.UNSUPPORTED}, [result("1.0", NO)], {}),
+        ({"2.0": YES}, [result("1.0", UNCLEAR)], {}),
+        ({"2.0": NO}, [result("1.0", Status.UNSUPPORTED)], {}),
+        ({"2.0": YES}, [result("1.0", YES)], {}),
+        ({"2.0": Status.UNSUPPORTED}, [result("1.0", UNCLEAR)], {}),
     ],
-    ids=IDS,
 )
 def test_a_release_is_compared_within_its_branch_and_with_the_last_certain_status(
     tonight: dict[str, Status], before: list[ReleaseResult], expected: dict[str, str]

@@ -18,7 +18,6 @@ from harness.releases import sources
 from harness.run import cells
 from harness.system.errors import Fault, HarnessError, UserError
 from tests.nightly_world import NO, PACKAGE, SCENARIO, UNCLEAR, YES, World, cell, release, world
-from tests.sandbox import refused
 from tests.schemas import complaints
 
 __all__ = ["world"]
@@ -204,29 +203,6 @@ def test_a_clock_that_was_set_back_is_reported(world: World, capsys: Capture) ->
     lines = capsys.readouterr().err.splitlines()
     assert ["clock right" in line for line in lines] == [True, True]
     assert len(nights()) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["scenario=nothing"], "no scenario 'nothing'"),
-        (["scenario="], "no scenario ''"),
-        (["pins.deepspeed=0.13.2"], "no override of watch 'pins.deepspeed'"),
-        (["variant=all"], "no override of watch 'variant'"),
-        (["--multirun"], "unrecognized arguments: --multirun"),
-        (["lane=tpu"], "Choices: auto, cpu, gpu"),
-        (["--summary", "nowhere/night.md"], "no folder nowhere for night.md"),
-        (["--json", "nowhere/night.json"], "no folder nowhere for night.json"),
-        (["--history", "nowhere/h.jsonl"], "no folder nowhere for h.jsonl"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_mistake_is_one_line_and_nothing_is_written(
-    world: World, capsys: Capture, words: list[str], why: str
-) -> None:
-    assert why in refused(capsys, ["watch", *words])
-    assert world.tested == []
-    assert not FILE.exists()
 
 
 @pytest.mark.slow

@@ -227,14 +227,6 @@ def test_a_manifest_contains_every_file_as_it_was_made(base: Overlay) -> None:
         assert ((base.site / file).stat().st_size, sha256(base.site / file)) == (size, content)
 
 
-def test_the_hash_of_a_file_is_that_of_the_file_as_built(cache: Path, built: Overlay) -> None:
-    before = built.hash_of("up/code.py")
-    in_place(built.site / "up" / "code.py", CODE.replace("1", "3"))
-    assert built.hash_of("up/code.py") == before
-    again = borrow_once(cache)  # the size is the same, so only the ranks report the change
-    assert again.hash_of("up/code.py") == before != sha256(again.site / "up" / "code.py")
-
-
 def test_a_defect_is_not_put_into_a_file_that_was_changed(cache: Path, built: Overlay) -> None:
     pytest.importorskip("libcst")
     in_place(built.site / "up" / "code.py", CODE.replace("one", "uno"))

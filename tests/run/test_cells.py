@@ -132,14 +132,6 @@ def test_a_full_disk_ends_a_sweep_with_one_line(
     assert list((cache / "cells").iterdir()) == []
 
 
-def test_a_sweep_does_not_begin_without_the_folder_of_its_files(
-    upstream: Upstream, tmp_path: Path, capsys: Capture
-) -> None:
-    missing = str(tmp_path / "none" / "cells")
-    assert f"no folder {tmp_path / 'none'}" in refused(capsys, [*SWEEP, "--json", missing])
-    assert upstream.tested == []
-
-
 def test_an_interrupted_sweep_continues_where_it_stopped(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +236,7 @@ def test_two_packages_make_a_grid_and_the_file_contains_every_cell(
         ([*SWEEP[:2], "pins.transformers=4.36.9"], "no release transformers==4.36.9"),
         ([*SWEEP, "variant=fixed"], "matrix tests releases as published: leave variant=fixed out"),
         ([*SWEEP, "scenario.tokens=3"], "scenario.tokens=3: must be"),
+        ([*SWEEP, "seed=-1"], "seed=-1: choose one from 0"),
         (["bisect", *SWEEP[1:2], "pins.transformers=4.36.2"], "needs one package with a range"),
         (["bisect", *SWEEP[1:], "--apart", "0"], "--apart must be at least 1"),
     ],

@@ -13,7 +13,6 @@ from harness.run import command_line
 from harness.run.command_line import compose, understood
 from harness.run.run_config import LANES, LaunchConfig, RunConfig
 from harness.system.errors import UserError
-from tests.sandbox import refused
 
 
 def params(**values: float) -> Any:
@@ -154,24 +153,3 @@ def test_each_run_of_a_sweep_has_the_checkout_of_a_pin(value: str) -> None:
     words = ["scenario=bf16_clip", f"pins.deepspeed={value}", "seed=1,2"]
     runs = [command_line.composed(run)[0] for run in command_line.combinations(words)]
     assert [(run.seed, run.pins.deepspeed) for run in runs] == [(1, "../x"), (2, "../x")]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "run seed=-1",
-        "run --multirun jobs=0",
-        "run scenario=all runs=",
-        "check date=9999-01-01",
-        "matrix pins.deepspeed=0.15.4 seed=-1",
-    ],
-)
-def test_every_command_refuses_such_a_value_before_anything_starts(
-    command: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("UV_OFFLINE", "1")
-    bug = [] if "scenario=all" in command else ["scenario=bf16_clip"]
-    complaint = refused(capsys, [*command.split(), *bug])
-    assert complaint.startswith(f"harness: {command.split()[-1]}")
-    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from harness.bugs.api.spec import Finding, Outcome, Verdict
 from harness.bugs.results import Result, RunResult
@@ -211,13 +210,6 @@ def test_progress_off_a_terminal_prints_each_thing_once(capsys: Capture) -> None
             progress.say("running buggy", f"step {step}")
             progress.say("running fixed", f"step {step}")
     assert capsys.readouterr().out == "... running buggy\n... running fixed\n"
-
-
-def test_a_table_cuts_nothing_off() -> None:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(table("", ["name", "is"], [["one", "a" * 50], ["[two]", "b"]]))
-    assert "a" * 50 in captured.get()
 
 
 def test_a_tally_that_changes_often_is_a_line_a_minute(
