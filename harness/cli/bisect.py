@@ -2,8 +2,7 @@
 
     python -m harness bisect scenario=rope_zero_init pins.transformers=4.31:5.23
 
-First every n-th release is tested, n about the square root of their number, so that a bug that was
-fixed and came back is found. Then each
+First every n-th release is tested, so that a bug that was fixed and came back is found. Then each
 interval whose ends differ is halved until its ends are neighbours. If the status of a release is
 not certain, its neighbours are tested instead.
 
@@ -115,7 +114,14 @@ class Search:
 
 
 def main(arguments: list[str]) -> int:
-    options = parser_of(__name__).parse_intermixed_args(arguments)
+    parser = parser_of(__name__)
+    parser.add_argument(
+        "--apart",
+        type=int,
+        metavar="N",
+        help="first test every N-th release (default: about the square root of their number)",
+    )
+    options = parser.parse_intermixed_args(arguments)
     if options.record:
         refuse_without_checkout("--record")
     words, console = options.overrides, terminal()
@@ -124,11 +130,15 @@ def main(arguments: list[str]) -> int:
         raise UserError("bisect needs one package with a range of releases, pins.NAME=A:B")
     ((name, releases),) = sweep.axes.items()
     commits = sweep if isinstance(sweep, Commits) else None
-    apart = len(releases) if commits else math.isqrt(len(releases) - 1) + 1
+    usual = len(releases) if commits else math.isqrt(len(releases) - 1) + 1
+    apart = usual if options.apart is None else options.apart
+    if apart < 1:
+        raise UserError("--apart must be at least 1")
     sample = f"every {apart}th is" if apart < len(releases) else "both ends are"
     console.print(
         f"{sweep.scenario}: {name} {releases[0]} to {releases[-1]}, {len(releases)} "
-        f"{'commits' if commits else 'releases'}; first {sample} tested",
+        f"{'commits' if commits else 'releases'}; {'all are' if apart == 1 else f'first {sample}'} "
+        "tested",
         style="bold",
     )
     cells: dict[int, Result] = {}
@@ -272,7 +282,7 @@ def _report(
         console.print(
             f"up to {count(outcome.gap, unit)} in a row between equal ones "
             f"{'was' if outcome.gap == 1 else 'were'} not tested: "
-            "a bug that came and went there is not found (matrix tests all)"
+            "a bug that came and went there is not found (--apart 1 tests all)"
         )
 
 

@@ -2,9 +2,9 @@
 
     python -m harness list
     python -m harness list --upstream transformers --alive
-    python -m harness list --json
+    python -m harness list --harm "ruins training" --visibility silent --json
 
-The command show prints all about one scenario.
+A scenario is listed if it meets all conditions. The command show prints all about one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from textwrap import fill, indent
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from harness.bugs import catalog, remedies
 from harness.bugs.api.settings import in_words
-from harness.bugs.api.spec import Outcome
+from harness.bugs.api.spec import HARMS, VISIBILITIES, Outcome
 from harness.bugs.periods import alive
 from harness.cli import Arguments
 from harness.system.errors import ExitCode, UserError, unknown
@@ -32,9 +32,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--alive", action="store_true", help="bugs that the newest tested release still has"
     )
+    parser.add_argument("--harm", metavar="HARM", help="; ".join(HARMS))
+    parser.add_argument("--visibility", metavar="VISIBILITY", help="; ".join(VISIBILITIES))
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    names = _chosen(options.upstream, alive_only=options.alive)
+    names = _chosen(options)
     if options.json:
         content = json.dumps([summary(name) for name in names], indent=2)
         terminal().print_format(content + "\n")
@@ -54,14 +56,23 @@ def _print(names: Iterable[str]) -> None:
         console.print(indent(fill(bug, console.width - 5), "    "), markup=False, highlight=False)
 
 
-def _chosen(upstream: str | None, *, alive_only: bool) -> list[str]:
-    """The scenarios that meet the conditions. A broken one is listed only without conditions."""
-    if upstream is not None and upstream not in (packages := catalog.subjects()):
-        raise UserError(unknown("upstream", upstream, packages))
-    if not (upstream or alive_only):
+def _chosen(options: Any) -> list[str]:
+    """The scenarios that meet all conditions. A broken one is listed only without conditions."""
+    upstreams = sorted({catalog.subject(name) for name in catalog.sound()})
+    choices = {"upstream": upstreams, "harm": HARMS, "visibility": VISIBILITIES}
+    for option, values in choices.items():
+        if (choice := getattr(options, option)) is not None and choice not in values:
+            raise UserError(unknown(option, choice, values))
+    if not (options.upstream or options.harm or options.visibility or options.alive):
         return list(catalog.names())
-    names = catalog.of_package(upstream) if upstream else catalog.sound()
-    return [name for name in names if not alive_only or alive(name) is not None]
+    return [
+        name
+        for name in catalog.sound()
+        if options.upstream in (None, catalog.subject(name))
+        and options.harm in (None, catalog.scenario(name).harm)
+        and options.visibility in (None, catalog.scenario(name).visibility)
+        and (not options.alive or alive(name) is not None)
+    ]
 
 
 def _row(name: str) -> list[str]:

@@ -32,9 +32,13 @@ def listed(capsys: Capture, *words: str) -> dict[str, dict[str, Any]]:
     [
         (["--upstream", "transformers"], lambda bug: bug["upstream"] == "transformers"),
         (["--alive"], lambda bug: bug["alive"] is not None),
+        (["--harm", "wrong resume"], lambda bug: bug["harm"] == "wrong resume"),
+        (["--visibility", "silent"], lambda bug: bug["visibility"] == "silent"),
         (
-            ["--upstream", "deepspeed", "--alive"],
-            lambda bug: bug["upstream"] == "deepspeed" and bug["alive"],
+            ["--upstream", "deepspeed", "--alive", "--visibility", "silent"],
+            lambda bug: (
+                bug["upstream"] == "deepspeed" and bug["alive"] and bug["visibility"] == "silent"
+            ),
         ),
     ],
 )
@@ -54,9 +58,19 @@ def test_no_text_has_the_backticks_of_a_docstring(capsys: Capture) -> None:
     assert all("``" not in catalog.story(name) for name in catalog.sound())
 
 
-def test_an_unknown_package_is_a_mistake_that_names_the_choices(capsys: Capture) -> None:
-    err = refused(capsys, ["list", "--upstream", "transformer"])
-    assert "mean transformers? The nearest choices: transformers, sentence" in err
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--upstream", "transformer"], ["mean transformers?", "choices: transformers, sentence"]),
+        (["--harm", "ruins"], ["no harm 'ruins'", "ruins training, loses data"]),
+        (["--visibility", "loud"], ["silent, visible in the loss, raises"]),
+    ],
+)
+def test_a_wrong_word_is_a_mistake_that_names_the_choices(
+    words: list[str], parts: list[str], capsys: Capture
+) -> None:
+    err = refused(capsys, ["list", *words])
+    assert [part for part in parts if part not in err] == []
 
 
 def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> None:
@@ -84,7 +98,7 @@ def test_the_json_says_how_bad_a_bug_is_and_who_knows_it(capsys: Capture) -> Non
 def test_a_broken_scenario_meets_no_condition(more_scenarios: Path, capsys: Capture) -> None:
     scenario_files(more_scenarios, "broken", bug="x = [")
     assert "broken" in listed(capsys)["broken"]
-    assert "broken" not in listed(capsys, "--alive")
+    assert "broken" not in listed(capsys, "--visibility", "silent")
 
 
 def test_no_name_is_broken_on_a_narrow_terminal(
