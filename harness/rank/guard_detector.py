@@ -75,6 +75,12 @@ class Detector:
         return list(_alarms(run))
 
 
+class Budget(Detector):
+    """guard with its usual budget: ``score guard/budget`` finds it by its name."""
+
+    settings = Settings(quiet=True)
+
+
 def _chain(optimizer: Any) -> Iterator[Any]:
     """An optimizer, such as that of an engine or of accelerate, and those that it wraps."""
     while optimizer is not None:
