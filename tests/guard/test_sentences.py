@@ -105,3 +105,28 @@ def test_ranks_that_train_alone_are_no_fault(under_guard: Trainer) -> None:
     assert (run.told, run.codes) == ([], [0, 0])
     assert run.logs[0].count("not seen: whether it is meant that each of 2 ranks trains a mod") == 1
     assert "guard" not in run.logs[1]
+
+
+BY_HAND = """\
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(6):
+    loss = model(torch.randn(3, 4)).square().mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.grad = gradient
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+def test_why_nothing_is_checked_without_a_backward_is_said(under_guard: Trainer) -> None:
+    script = under_guard.folder / "by_hand.py"
+    script.write_text(BY_HAND)
+    run = under_guard.script(script, ranks=1)
+    assert (run.told, run.codes, run.summary["checked"]) == ([], [0], [])
+    sentence = "all steps: no backward, such as loss.backward(), made the gradients"
+    assert run.summary["not_seen"] == [sentence]
+    assert f"guard: not seen: {sentence}" in run.logs[0]
