@@ -86,12 +86,12 @@ def sweep_of(command: str, words: Sequence[str]) -> Sweep:
         if name not in scenario.pins:
             raise UserError(unknown("pin of this scenario", name, scenario.pins))
     refuse_without_torch(command)
+    base = command_line.compose([*others, f"variant={RELEASED}"])
     axes = {name: releases.chosen(name, value) for name, value in ranges.items()}
     if not axes:
         example = next(iter(scenario.pins), None)
         hint = f", such as pins.{example}=minor" if example else ": this scenario pins none"
         raise UserError(f"{command} needs the releases to test{hint}")
-    base = command_line.compose([*others, f"variant={RELEASED}"])
     pins = [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
     several = {name: versions for name, versions in axes.items() if len(versions) > 1}
     return Sweep(base, several or axes, pins)
