@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from harness.bugs import catalog
 from harness.check.constraints import of_conda
-from harness.check.contradictions import is_impossible
+from harness.check.contradictions import exact_versions, is_impossible
 from harness.check.requirement_lines import Line, Purpose, Skipped, parse_line, statements
 from harness.check.sections import Content
 from harness.check.synonyms import ELSEWHERE, named_in, unrecorded_libraries
@@ -38,6 +38,9 @@ BESIDE = ("torchvision", "torchaudio", "torchtext", "tokenizers", "xformers")
 
 
 CUDA = "pytorch-cuda"
+CHANNEL, LAST = "pytorch", "<2.6"
+"""PyTorch's own channel, and the first release of torch that it does not have any more.
+Source: https://github.com/pytorch/pytorch/issues/138506"""
 OF_CUDA = {
     "11.6": ("1.13", "2"),
     "11.7": ("1.13", "2.1"),
@@ -95,6 +98,11 @@ def _without_channel(spec: str) -> str:
     return spec.rpartition(":")[2].strip()
 
 
+def _channel(spec: str) -> str:
+    """The channel that a spec names, without the platform; empty without one."""
+    return spec.rpartition("::")[0].partition("/")[0].strip()
+
+
 def _name(text: str) -> str:
     try:
         name = canonicalize_name(text, validate=True)
@@ -113,7 +121,10 @@ def read(document: Any, file: str) -> Content:
     content, ours = Content(), {*named_in(["torch", *catalog.upstreams(), *BESIDE])}
     ours |= unrecorded_libraries()
     content.add("", WHERE)
-    cuda = torch = None
+    cuda, has_torch = None, False
+    channels = as_texts(table.get("channels"), "channels")
+    others = [channels.index(one) for one in ("conda-forge", "defaults") if one in channels]
+    is_first = CHANNEL in channels and channels.index(CHANNEL) < min(others, default=len(channels))
     for entry in as_list(table[WHERE], WHERE):
         if isinstance(entry, Mapping):
             _of_pip(as_table(entry, f"an entry of {WHERE}"), content, ours, file)
@@ -134,14 +145,22 @@ def read(document: Any, file: str) -> Content:
         elif spec.name == CUDA:
             cuda = SpecifierSet(specifier)
         else:
-            torch = specifier if spec.name == "torch" else torch
+            if spec.name == "torch":
+                has_torch, channel = True, _channel(text)
+                is_first = channel == CHANNEL or (is_first and not channel)
             content.add("", WHERE, [parse_line(f"{spec.name}{specifier}")])
             if "|" in spec.version:
                 where = f"{file}, {WHERE}: '{short(text)}'"
                 content.notes.append(f"{where}: which of the alternatives is left open")
-    bound = _bound_of(cuda) if cuda is not None and torch is not None else ""
-    if bound and not is_impossible(SpecifierSet(f"{torch},{bound}")):
-        content.add("", WHERE, [parse_line(f"torch{bound}", Purpose.CONSTRAINT)])
+    bound = _bound_of(cuda) if cuda is not None else ""
+    bound = bound or (LAST if is_first else "")
+    lines = [line for line in content.sections[WHERE].lines if isinstance(line, Line)]
+    named = [line.requirement for line in lines if line.requirement]
+    specifiers = [one.specifier for one in named if canonicalize_name(one.name) == "torch"]
+    if bound and has_torch and len(specifiers) == 1:  # pip may replace conda's
+        versions = specifiers[0] & SpecifierSet(bound)
+        if not (exact_versions(versions) or is_impossible(versions)):
+            content.add("", WHERE, [parse_line(f"torch{bound}", Purpose.CONSTRAINT)])
     return content
 
 

@@ -9,7 +9,8 @@ from packaging.version import Version
 
 from harness.system.text import short
 
-BOUNDS = (">", ">=", "<", "<=")
+BOUNDS = {">": ">", ">=": ">", "<": "<", "<=": "<", "~=": ">", "==": ">"}
+"""Operators, and on which side they bound a version: ``==2.7.*`` allows none below 2.7."""
 
 
 def contradictions(
@@ -29,9 +30,13 @@ def contradictions(
 def is_impossible(versions: SpecifierSet) -> bool:
     if equal := exact_versions(versions):
         return not any(versions.contains(version, prereleases=True) for version in equal)
-    bounds = [(one.operator, Version(one.version)) for one in versions if one.operator in BOUNDS]
-    lowest = max((version for operator, version in bounds if operator[0] == ">"), default=None)
-    highest = min((version for operator, version in bounds if operator[0] == "<"), default=None)
+    bounds = [
+        (BOUNDS[one.operator], Version(one.version.removesuffix(".*")))
+        for one in versions
+        if one.operator in BOUNDS
+    ]
+    lowest = max((version for operator, version in bounds if operator == ">"), default=None)
+    highest = min((version for operator, version in bounds if operator == "<"), default=None)
     return lowest is not None and highest is not None and lowest > highest
 
 

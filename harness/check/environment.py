@@ -177,8 +177,11 @@ def of_files(files: Sequence[str], names: Iterable[str], day: str = "") -> Envir
     content = requirements.read(one for one in sources if isinstance(one, Declaration))
     complete = content.frozen and bool(content.places) and where in FEW
     exact = {n: package for n in all_names if (package := requirements.exact(n, content))}
-    resolution = Resolution() if complete else resolve(content, all_names, day)
-    packages = merged({**resolution.packages, **exact})
+    resolution = Resolution() if complete else resolve(content, all_names, day or content.day)
+    ranges: Mapping[str, Installed] = resolution.packages
+    if content.unfollowed:
+        ranges = dict.fromkeys(ranges, Unknown(content.unfollowed))
+    packages = merged({**ranges, **exact})
     others = content.direct.keys() | forked({*resolution.packages, *exact})
     names_read = {file.name for file in content.files}
     notes = [

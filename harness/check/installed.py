@@ -267,7 +267,7 @@ def from_git(name: str, address: str, reference: str = "", version: str = "") ->
         return described(release)
     if version and _upstream(address) == name and is_development(dev := described(version)):
         return dev
-    return Unknown(GIT, version)
+    return described(version, GIT)
 
 
 def _tagged(name: str, repository: str, reference: str) -> str:

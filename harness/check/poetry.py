@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from harness.check import constraints
+from harness.check import constraints, other_indices
 from harness.check.requirement_lines import Line, holds, parse_entry
 from harness.check.sections import Content, Part, key
 from harness.system.documents import as_table, as_text, as_texts, table_at, text_at
@@ -73,7 +73,7 @@ NO_GROUPS = ("source", "requires", "scripts", "pipenv", "pipfile")
 
 def read_pipfile(document: Mapping[str, Any], file: str) -> Content:
     """What a Pipfile declares; each further table with packages is a group."""
-    content = Content()
+    content = Content(indices=other_indices.addresses(document))
     content.add("", "packages")
     for table, entries in document.items():
         if table in NO_GROUPS:
@@ -107,8 +107,10 @@ def _entry(
         if "|" in version and not address:
             which = f"which of the alternatives '{short(version)}' is left open"
             content.notes.append(f"{file}, {where}: {which}")
-        applies = _applies(table, where)
-        yield line if applies else Line(line.text), bool(table.get("optional"))
+        index = text_at(table, "source" if "source" in table else "index", where)
+        lines = other_indices.from_index(line, index, content.indices)
+        for each in lines if _applies(table, where) else [Line(line.text)]:
+            yield each, bool(table.get("optional"))
 
 
 def _valid(read: Any, text: str, where: str) -> Any:

@@ -9,13 +9,14 @@ import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from configparser import ConfigParser
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from harness.check import poetry
+from harness.check import other_indices, poetry
 from harness.check.constraints import of_poetry
 from harness.check.requirement_lines import (
     Include,
@@ -28,7 +29,7 @@ from harness.check.requirement_lines import (
 )
 from harness.check.sections import Content, Part, key
 from harness.check.unread import PIXI
-from harness.system.documents import as_list, as_table, as_text, as_texts, table_at
+from harness.system.documents import as_list, as_table, as_text, as_texts, table_at, text_at
 from harness.system.text import short
 
 GROUPS, EXTRAS = "dependency-groups", "project.optional-dependencies"
@@ -51,7 +52,8 @@ LISTS = {
 def read(document: Mapping[str, Any], file: str) -> Content:
     """Read what a pyproject.toml declares. Raises ValueError, with the place, for an invalid
     entry."""
-    content, project = Content(), table_at(document, "project")
+    content = Content(indices=other_indices.addresses(document))
+    project = table_at(document, "project")
     for path, group in LISTS.items():
         for where, name, entries in _lists_at(document, path.split(".")):
             lines = [
@@ -153,8 +155,11 @@ def own_extras(content: Content, project: str, file: str, *kinds: str) -> None:
 
 
 def _uv(document: Mapping[str, Any], content: Content) -> None:
-    """Apply the overrides and sources of uv, and the overrides of PDM."""
+    """Apply the settings, overrides and sources of uv, and the overrides of PDM."""
     uv = table_at(document, "tool", "uv")
+    content.day = _day(str(uv.get("exclude-newer", "")))
+    if (which := text_at(uv, "resolution")) not in ("", "highest"):
+        content.unfollowed = f"tool.uv.resolution is {short(which)}, which is not followed"
     sources: dict[str, list[Mapping[str, Any]]] = {
         canonicalize_name(name): [
             as_table(table, f"tool.uv.sources.{name}")
@@ -162,6 +167,9 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
         ]
         for name, entry in as_table(uv.get("sources"), "tool.uv.sources").items()
     }
+    for table in other_indices.tables(document, "tool", "pdm", "source"):
+        for name in as_texts(table.get("include_packages"), "include_packages"):
+            sources[canonicalize_name(name)] = [{"index": text_at(table, "name")}]
     where = "tool.uv.override-dependencies"
     overrides: dict[str, list[Requirement]] = {}
     for requirement in _requirements(uv, "override-dependencies"):
@@ -177,21 +185,30 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
     }
     declared_names = set[str]()
 
-    def replaced(line: Line | Part, section: str) -> Iterator[Line | Part]:
-        requirement = line.requirement if isinstance(line, Line) else None
+    def replaced(line: Line, section: str) -> Iterator[Line]:
+        requirement = line.requirement
         name = canonicalize_name(requirement.name) if requirement else ""
         if name in overrides:
             declared_names.add(name)
             yield from (
                 [left_out[name]] if name in left_out else map(requirement_line, overrides[name])
             )
-        elif requirement and (address := _source(name, section, sources.get(name, ()))):
-            yield requirement_line(with_address(requirement, address))
+        elif requirement and (source := _source(name, section, sources.get(name, ()))):
+            place = f"tool.uv.sources.{name}"
+            in_workspace = f"file:{name}" if source.get("workspace") else ""
+            if address := in_workspace or poetry.address_of(source, place):
+                line = requirement_line(with_address(requirement, address))
+            index = text_at(source, "index", f"{place}.index")
+            yield from other_indices.from_index(line, index, content.indices)
         else:
             yield line
 
     for section in content.sections.values() if sources or overrides else ():
-        section.lines = [new for line in section.lines for new in replaced(line, section.name)]
+        section.lines = [
+            new
+            for line in section.lines
+            for new in (replaced(line, section.name) if isinstance(line, Line) else [line])
+        ]
     for name, those in overrides.items():
         if name in left_out and name not in declared_names:  # otherwise only where it is declared
             content.add("", where, [left_out[name]])
@@ -208,6 +225,20 @@ def _uv(document: Mapping[str, Any], content: Content) -> None:
             for one in _requirements(uv, "constraint-dependencies")
         ),
     )
+
+
+def _day(text: str) -> str:
+    """The last day (ISO) that counts with ``exclude-newer``: a day, a time, or ``1 week`` ago."""
+    try:
+        if ago := re.fullmatch(r"P?T?(\d+) ?([HDW])\w*", text, re.IGNORECASE):
+            hours = int(ago[1]) * {"h": 1, "d": 24, "w": 168}[ago[2].lower()]
+            return str((datetime.now(timezone.utc) - timedelta(hours=hours)).date())
+        if len(text) <= len("2024-01-31"):
+            return text and str(date.fromisoformat(text))
+        time = datetime.fromisoformat(text.replace("Z", "+00:00")) - timedelta(microseconds=1)
+        return str(time.astimezone(timezone.utc).date())
+    except (ValueError, OverflowError):
+        raise ValueError(f"tool.uv.exclude-newer: '{short(text)}' is no day") from None
 
 
 def _requirements(uv: Mapping[str, Any], name: str) -> Iterator[Requirement]:
@@ -238,8 +269,10 @@ def with_address(requirement: Requirement, address: str) -> Requirement:
     return other
 
 
-def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> str:
-    """The address from which uv installs a package; empty if it comes from an index."""
+def _source(
+    name: str, section: str, sources: Iterable[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Where uv installs a package from; None if it is the usual index."""
     for source in sources:
         where = f"tool.uv.sources.{name}"
         choices = [
@@ -252,8 +285,8 @@ def _source(name: str, section: str, sources: Iterable[Mapping[str, Any]]) -> st
         marker = as_text(source.get("marker", ""), f"{where}.marker")
         if marker and not poetry.holds_at(marker, where):
             continue
-        return f"file:{name}" if source.get("workspace") else poetry.address_of(source, where)
-    return ""
+        return source
+    return None
 
 
 def read_setup_cfg(config: ConfigParser, file: str) -> Content:

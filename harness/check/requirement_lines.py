@@ -16,6 +16,7 @@ from enum import Enum, auto
 from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from harness.check.installed import ARCHIVES, EDITABLE
 from harness.check.source import names_in
@@ -168,12 +169,11 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
         if not parts and FROZEN_EDITABLE.match(line):
             yield number, line
             continue
-        parts.append(re.sub(r"(^|\s)#.*", "", line))
-        if parts[-1].endswith("\\"):
-            parts[-1] = parts[-1][:-1]
-            if number < len(lines):
-                continue
-        joined = "".join(parts)
+        is_comment = line.lstrip().startswith("#")
+        parts.append(f" {line}" if is_comment else line.removesuffix("\\"))
+        if line.endswith("\\") and not is_comment and number < len(lines):
+            continue  # pip joins lines before it removes comments
+        joined = re.sub(r"(^|\s)#.*", "", "".join(parts))
         parts.clear()
         if statement := _without_options(HASH.sub("", joined).strip()):
             yield number, statement
@@ -224,6 +224,9 @@ def _package(line: str) -> Requirement | Address:
     except InvalidRequirement:
         requirement = None
     if requirement and (requirement.url or not ARCHIVES.search(requirement.name)):
+        for specifier in requirement.specifier:
+            if specifier.operator == "===":
+                Version(specifier.version)  # or raise: any text may stand there
         return requirement
     is_place = "/" in line or line.startswith((".", "file:"))
     if not requirement and (not is_place or MALFORMED.match(line)):

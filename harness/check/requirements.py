@@ -108,6 +108,9 @@ class Requirements:
     out."""
     python: str = ""
     """The Pythons that a project is for, ``>=3.10``; empty if no file says."""
+    day: str = ""
+    unfollowed: str = ""
+    """Both as ``sections.Content`` has them."""
     choices: dict[str, Sequence[str]] = field(default_factory=dict)
     """By file, the extras and groups that were not chosen."""
     unnamed: list[str] = field(default_factory=list)
@@ -201,6 +204,8 @@ class _Reader:
         content, declared = self.content, source.content
         content.frozen = content.frozen and declared.is_plain
         content.python = content.python or declared.python
+        content.day = content.day or declared.day
+        content.unfollowed = content.unfollowed or declared.unfollowed
         if choices := source.choices(chosen):
             content.choices[source.name] = choices
         content.notes += declared.notes

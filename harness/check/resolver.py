@@ -16,6 +16,7 @@ from collections.abc import Collection
 
 from harness.bugs.result_file import tested_releases
 from harness.check import resolution_store, solver
+from harness.check.contradictions import conditions
 from harness.check.installed import DEPENDENCY, Exact, Installed, NewestOf, Unknown, described
 from harness.check.needs import unknown_needs
 from harness.check.problem import other_python
@@ -24,7 +25,7 @@ from harness.check.resolution_store import Resolution
 from harness.check.solver import NoAnswer, NotResolved, Solution
 from harness.releases import index
 from harness.system.errors import Fault, UserError
-from harness.system.text import listed, short, warn_once
+from harness.system.text import listed, warn_once
 
 
 def resolve(content: Requirements, our_packages: Collection[str], day: str = "") -> Resolution:
@@ -109,9 +110,9 @@ def newest(name: str, content: Requirements, day: str = "") -> tuple[Installed, 
         return Unknown(f"the index has no release of it for this Python{until}"), ""
     allowed_versions = list(specifiers.filter(candidates))
     if not allowed_versions:
-        requirement = short(f"{name}{specifiers}", 200)
         raise UserError(
-            f"no release{until} is {requirement}: they go from {candidates[0]} to {candidates[-1]}"
+            f"no release{until} is {conditions(name, content.places[name])}: they go from "
+            f"{candidates[0]} to {candidates[-1]}"
         )
     return NewestOf(allowed_versions[-1], f"{name}{specifiers}"), note
 

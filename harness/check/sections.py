@@ -41,6 +41,12 @@ class Content:
     """The Pythons that it is for, ``>=3.10``; empty if it does not say."""
     notes: list[str] = field(default_factory=list)
     """What the user should know of how it was read."""
+    day: str = ""
+    """The day (ISO) until whose end releases count; empty for today."""
+    unfollowed: str = ""
+    """Why nobody knows which release it takes of a range; empty for the newest."""
+    indices: dict[str, str] = field(default_factory=dict)
+    """The addresses of the indices that it names, by name."""
     is_plain: bool = False
     """Whether it is a requirements file, which may be empty, and which ``pip freeze`` may write."""
 

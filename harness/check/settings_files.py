@@ -45,6 +45,7 @@ TRAINER = (
 DEEPSPEED = (
     "activation_checkpointing",
     "bf16",
+    "bfloat16",
     "data_efficiency",
     "fp16",
     "gradient_accumulation_steps",
@@ -105,7 +106,8 @@ def of_deepspeed(content: Mapping[str, Any], where: Path) -> Values:
     """What a DeepSpeed configuration decides."""
     file = _SettingsPart(content, where)
     file.refuse_others(DEEPSPEED, "a DeepSpeed configuration")
-    fp16, bf16, zero = map(file.part, ("fp16", "bf16", "zero_optimization"))
+    old_name = "bfloat16" if "bf16" not in content else "bf16"
+    fp16, bf16, zero = map(file.part, ("fp16", old_name, "zero_optimization"))
     for part in (fp16, bf16):
         part.refuse_typos(("enabled", "loss_scale"))
     scheduler = file.part("scheduler").content.get("type")
@@ -204,7 +206,11 @@ def _of_accelerate(content: Mapping[str, Any], where: Path) -> list[Values]:
     """What accelerate's configuration decides."""
     file = _SettingsPart(content, where)
     file.refuse_others(ACCELERATE, "accelerate's configuration")
-    megatron, plugin = file.part("megatron_lm_config"), file.part("deepspeed_config")
+    kind = content.get("distributed_type")
+    megatron, plugin = (
+        file.part(table if kind in (None, of) else "")  # another kind's table is left over
+        for table, of in (("megatron_lm_config", "MEGATRON_LM"), ("deepspeed_config", "DEEPSPEED"))
+    )
     precision = file.setting("mixed_precision", partial(_word, choices=PRECISIONS)).value
     steps = "gradient_accumulation_steps"
     values: Values = {

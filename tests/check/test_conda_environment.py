@@ -94,13 +94,22 @@ def test_a_match_spec_of_conda_becomes_a_requirement(
         ("'pytorch-cuda>=11.7,<12', pytorch", ["torch", "torch>=1.13,<2.6"]),
         ("pytorch-cuda 11.6|11.7, pytorch", ["torch", "torch>=1.13,<2.1"]),
         ("pytorch-cuda, pytorch", ["torch", "torch>=1.13,<2.6"]),
+        ("'pytorch::pytorch>=2'", ["torch>=2", "torch<2.6"]),
+        ("'pytorch/linux-64::pytorch=2.7'", ["torch==2.7.*"]),
+        ("'conda-forge::pytorch' of pytorch", ["torch"]),
+        ("pytorch of pytorch, nvidia, defaults", ["torch", "torch<2.6"]),
+        ("pytorch of conda-forge, pytorch", ["torch"]),
+        ("pytorch of nvidia, pytorch", ["torch", "torch<2.6"]),
+        ("pytorch=2.7 of pytorch", ["torch==2.7.*"]),
     ],
 )
 def test_pytorch_cuda_limits_the_torch_of_conda(
     tmp_path: Path, entries: str, expected: list[str]
 ) -> None:
     """DiT has ``pytorch>=1.13`` and ``pytorch-cuda=11.7``: it was judged with torch 2.15.0."""
-    assert lines(tmp_path, "environment.yml", f"dependencies: [{entries}]") == expected
+    names, _, channels = entries.partition(" of ")
+    text = f"{{dependencies: [{names}], channels: [{channels}]}}"
+    assert lines(tmp_path, "environment.yml", text) == expected
 
 
 @pytest.mark.usefixtures("offline")

@@ -157,7 +157,7 @@ def test_a_project_runs_no_code_of_the_folder(folder: Path, marks: Path, require
         f'[project]\nname = "ours"\nversion = "1"\ndependencies = ["transformers", "{text}"]\n'
     )
     tools = (
-        '[tool.uv]\nexclude-newer = "2020-01-01T00:00:00Z"\n'
+        '[tool.uv]\nexclude-newer = "2026-06-01T00:00:00Z"\n'
         '[[tool.uv.index]]\nurl = "http://127.0.0.1:9/"\ndefault = true\n'
     )
     (folder / "pyproject.toml").write_text(project + tools)

@@ -8,7 +8,8 @@ import pytest
 
 from harness.check import environment, project_folders
 from harness.check.formats import Declaration
-from harness.check.installed import LEFT_OUT, Unknown
+from harness.check.installed import LEFT_OUT, Exact, Unknown
+from harness.check.requirement_lines import Skipped
 from harness.system.errors import UserError
 
 PYPROJECT = """
@@ -188,6 +189,53 @@ def test_where_uv_installs_a_package_from_is_its_origin(
         "" if origin else version,
         origin,
     )
+
+
+POETRYS = "[tool.poetry.dependencies]\nup = '^5'\ntorch = {version = '>=2', source = 'NAME'}\n"
+UVS = "[project]\ndependencies = ['up', 'torch>=2']\n[tool.uv.sources]\ntorch = {index = 'NAME'}\n"
+PDMS = "[project]\ndependencies = ['up', 'torch>=2']\n"
+PIPENVS = "[packages]\nup = '*'\ntorch = {version = '>=2', index = 'NAME'}\n"
+INDEX = "\nname = 'NAME'\nurl = 'https://host/whl/PLACE'\n"
+TOOLS = {
+    "uv": ("pyproject.toml", UVS + "[[tool.uv.index]]" + INDEX),
+    "poetry": ("pyproject.toml", POETRYS + "[[tool.poetry.source]]" + INDEX),
+    "pdm": ("pyproject.toml", PDMS + f"[[tool.pdm.source]]{INDEX}include_packages = ['torch']\n"),
+    "pipenv": ("Pipfile", PIPENVS + "[[source]]" + INDEX),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(
+    ("name", "place", "expected"),
+    [
+        ("mine", "cu121", ["torch>=2", "torch>=2.1,<2.6"]),
+        ("pytorch-cu124", "", ["torch>=2", "torch>=2.4,<2.7"]),
+        ("pytorch-cpu", "", ["torch>=2"]),
+        ("PyPI", "", ["torch>=2"]),
+        ("mine", "nightly/cpu", ["torch: it comes from the index mine, which is not asked"]),
+        ("mine", "cu999", ["torch: it comes from the index mine, which is not asked"]),
+    ],
+)
+def test_another_index_may_not_have_the_newest_release(
+    tmp_path: Path, tool: str, name: str, place: str, expected: list[str]
+) -> None:
+    """The index of torch for CUDA 12.1 ends with 2.5.1: it was judged with torch 2.15.0."""
+    file, text = TOOLS[tool]
+    source = project_file(tmp_path, file, text.replace("NAME", name).replace("PLACE", place))
+    items = [(line, item) for _, line in source.lines(()) for item in line.items]
+    assert [
+        f"{item.name}: {item.because}" if isinstance(item, Skipped) else line.text
+        for line, item in items
+        if not line.text.startswith("up")
+    ] == expected
+
+
+@pytest.mark.usefixtures("offline")
+def test_ranges_are_unknown_where_uv_is_to_take_the_lowest_releases(tmp_path: Path) -> None:
+    text = "[project]\ndependencies = ['up>=5', 'down==2.0']\n[tool.uv]\nresolution = 'lowest'\n"
+    packages = in_file(tmp_path, text, "up", "down").packages
+    assert packages["up"] == Unknown("tool.uv.resolution is lowest, which is not followed")
+    assert packages["down"] == Exact("2.0")
 
 
 @pytest.mark.usefixtures("offline")

@@ -118,6 +118,7 @@ up -r other.txt
 up==4.36.2 --from https://host/cu118
 up[fast] >=4 ./cu118
 up --extra-index-url
+up===nightly
 # Editable install with no version control (-r==1.0)"""
 
 
@@ -204,6 +205,7 @@ def test_a_line_names_a_file(file: Path, tmp_path: Path, name: str) -> None:
         ("up @ git+ssh://git@a.example/github.com/us/up@v4.36.2", "", "installed from git"),
         ("up @ https://a.example/github.com/us/up/archive/v4.36.2.zip", "", "a file from the"),
         ("up @ git+https://me:key@github.com/us/up@v4.36.2", "4.36.2", ""),
+        ("-e . # of us \\\nup==4.36.2\n# the \\\nup==4.37.2", "4.37.2", ""),
         ("up @ git+https://host/us/up@v4.36.2", "", "installed from git"),
         ("hg+https://host/anything#egg=up&subdirectory=python", "", "installed from hg"),
         ("https://host/up-4.36.2.tar.gz", "4.36.2", "a file from the"),
@@ -295,7 +297,8 @@ def test_several_files_are_read_as_one(file: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_range_is_a_mistake(file: Path) -> None:
-    check_refused(file, "up>5,<6\n", r"no release is up.*they go from 4\.35\.0 to 4\.39\.0")
+    range_ = r"no release is up.[56] \(.*line 1\) and up.*they go from 4\.35\.0 to 4\.39\.0"
+    check_refused(file, "up>5,<6\n", range_)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])

@@ -43,6 +43,27 @@ def test_releases_fit_together_on_a_day(
     )
 
 
+@pytest.mark.parametrize(
+    ("day", "up"),
+    [
+        ("2024-03-01", "1.0"),
+        ("'2024-06-01'", "2.0"),
+        ("'2024-06-01T00:00:00Z'", "1.0"),
+        ("2024-06-01T00:00:00Z", "1.0"),
+        ("'2024-06-01T00:00:01+00:00'", "2.0"),
+        ("'1 week'", "2.0"),
+        ("'P5000W'", ""),
+    ],
+)
+def test_the_day_of_uvs_setting_counts(
+    published: type[Handler], tmp_path: Path, day: str, up: str
+) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f"[project]\ndependencies = ['up']\n[tool.uv]\nexclude-newer = {day}\n")
+    assert releases(environment.of_files([str(file)], ["up"])) == {"up": up}
+    assert releases(environment.of_files([str(file)], ["up"], "2024-12-01")) == {"up": "2.0"}
+
+
 def test_of_requirements_that_contradict_each_other_the_files_own_count(
     published: type[Handler], tmp_path: Path
 ) -> None:
@@ -314,7 +335,7 @@ def test_before_the_first_release_a_package_is_unknown(
     assert up.version == ""
     assert up.origin == "the index has no release of it for this Python until 1990-01-01"
     file.write_text("up>=2\n")
-    with pytest.raises(UserError, match=r"no release until 2024-03-01 is up>=2: they go from 1\.0"):
+    with pytest.raises(UserError, match=r"no release until 2024-03-01 is up>=2 .*from 1\.0"):
         environment.of_files([str(file)], ["up"], "2024-03-01")
 
 

@@ -89,6 +89,8 @@ def deepspeed(**content: Any) -> dict[str, Any]:
     [
         ({}, {"precision": "fp32", "zero_stage": 0, "gradient_clipping": 0}),
         ({"bf16": {"enabled": True}}, {"precision": "bf16"}),
+        ({"bfloat16": {"enabled": True}}, {"precision": "bf16"}),
+        ({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, {"precision": "fp32"}),
         ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": False}}, {"precision": None}),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, {"dynamic_loss_scale": False}),
         ({"fp16": {"enabled": True}}, {"precision": "fp16", "dynamic_loss_scale": True}),
@@ -185,14 +187,16 @@ mixed_precision: bf16
 megatron_lm_config: {megatron_lm_tp_degree: '2', megatron_lm_pp_degree: 1}
 deepspeed_config: {gradient_clipping: auto, zero_stage: 2}
 """
-    settings = values(settings_files.read(accelerate=written(tmp_path, "a.yaml", text)))
-    assert settings == {
-        "ranks": 8,
-        "precision": "bf16",
-        "tensor_parallel": 2,
-        "pipeline_parallel": 1,
-        "zero_stage": 2,
-    }
+    always, megatron = {"ranks": 8, "precision": "bf16"}, {"tensor_parallel": 2}
+    megatron |= {"pipeline_parallel": 1}
+    for kind, others in {
+        "": {**megatron, "zero_stage": 2},
+        "distributed_type: DEEPSPEED": {"zero_stage": 2},
+        "distributed_type: MEGATRON_LM": megatron,
+        "distributed_type: FSDP": {},  # the tables of another kind are left over
+    }.items():
+        file = written(tmp_path, "a.yaml", text + kind)
+        assert values(settings_files.read(accelerate=file)) == always | others
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def manifest(overrides: str) -> str:
             BOTH,
         ),
         ("uv.lock", uv(("4.40.0", 'git = "https://host/up?rev=main#a5"', "")), GIT),
+        ("uv.lock", uv(("abc", 'git = "https://host/up#a5"', "")), Unknown(GIT.because)),
         ("uv.lock", uv(("4.40.0", 'editable = "../up"', "")), EDITABLE),
         (
             "uv.lock",
