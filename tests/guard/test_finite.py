@@ -95,12 +95,17 @@ def test_gradients_that_the_optimizer_leaves_out_are_no_fault(changes: list[Chan
     assert [step(memory, number, *changes) for number in range(1, 6)] == 5 * [[]]
 
 
-def test_weight_that_is_infinite_at_first_is_no_fault() -> None:
+@pytest.mark.parametrize("finite_steps", [0, 2])
+def test_weight_that_is_infinite_on_purpose_is_no_fault(finite_steps: int) -> None:
+    """From the beginning on, or as a search has removed a layer."""
+
     def change(post: Post) -> None:
         ruins(value=-INF)(post)
         post.tensors["sizes_before"][1] = INF
 
     memory = Memory()
+    for number in range(finite_steps):
+        assert step(memory, number, lambda _: None) == []
     assert step(memory, 1, change) == []
     assert step(memory, 2, change) == []
     assert [alarm.parameters for alarm in step(memory, 3, change, ruins(0))] == [["weight"]]

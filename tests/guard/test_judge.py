@@ -14,6 +14,7 @@ from harness.rank.guard.posting.posts import LAST, Post
 from tests.guard.judging import (
     SIZES,
     Change,
+    described,
     judged,
     kinds,
     made_posts,
@@ -392,6 +393,23 @@ def test_optimizer_without_parameters_is_judged() -> None:
         post.tensors = {"bits": none, "first_bits": none, "places": none}
 
     assert judged(of_none) == []
+
+
+@pytest.mark.parametrize("names", [(), ("probe.weight", "probe.bias")])
+def test_ranks_with_unlike_optimizers_under_one_number_are_not_compared(
+    names: tuple[str, ...],
+) -> None:
+    """Rank 0 has a probe of its own; or nobody knows what it has, as its first post came late."""
+
+    def of_probe(post: Post) -> None:
+        uses(-1.0)(post)
+        sizes = zip(names, SIZES, strict=False)
+        post.parameters.described = [described(name, size, []) for name, size in sizes]
+
+    memory = Memory()
+    assert judge(made_posts({0: of_probe}), memory) == []
+    assert "an optimizer that others have not" in memory.not_seen["ranks"]
+    assert bool(judge(made_posts({0: uses(-1.0)}), memory)) is not bool(names)
 
 
 def test_cleared_gradients_are_a_fault_if_it_goes_on() -> None:

@@ -42,7 +42,15 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
     """The faults of a step, each once: the same fault on several ranks is one."""
     views = [_remembered(post, memory) for post in posts]
     if posts[0].check == LAST:
-        return [*checkpoints(views, memory), *_at_end(views, memory)]
+        return [] if memory.unpaired else [*checkpoints(views, memory), *_at_end(views, memory)]
+    alarms = [replace(alarm, ranks=[post.rank]) for post in posts for alarm in post.alarms]
+    if any(post.parameters.described for post in posts):
+        memory.unpaired = memory.unpaired or _are_unlike(views)
+    if memory.unpaired or any(_is_stranger(view) for view in views):
+        memory.not_seen["ranks"] = (
+            "the ranks are not compared: some have constructed an optimizer that others have not"
+        )
+        return _merged(alarms)
     if posts[0].run.facts:
         memory.trainer = bool(posts[0].run.facts["settings"].get("trainer"))
     was_dropped = [post for post in posts if post.gradients.dropped]
@@ -55,12 +63,29 @@ def judge(posts: Sequence[Post], memory: Memory) -> list[Alarm]:
             "whether it is meant that gradients are cleared before a step uses them, perhaps as "
             "they lead to other weights (SAM, MAML): then gradients are not compared"
         )
-    alarms = [replace(alarm, ranks=[post.rank]) for post in posts for alarm in post.alarms]
     for name, judge_of_step in JUDGES.items():
         is_of_all = name in ("gradients", "accumulation")  # also of those that were cleared
         if not (is_of_all and was_dropped and memory.gradients.dropped < PATIENCE):
             alarms += judge_of_step(views, memory)
     return _merged(_without_local_steps(alarms, views, memory))
+
+
+def _is_stranger(view: View) -> bool:
+    """Whether a rank looks at parameters that it has never described."""
+    return not len(view.described) and bool(len(view.post.tensors.get("bits", ())))
+
+
+def _are_unlike(views: Sequence[View]) -> bool:
+    """Whether a wrapper shares a parameter with a rank that has none of this name: rank 0 alone
+    trains a probe, too, so its optimizers have other numbers than those of the other ranks."""
+    names = {v.rank: {*v.described.columns.names} for v in views if len(v.described)}
+    return any(
+        described.name not in names[rank]
+        for view in views
+        for described in view.described
+        for rank in described.ranks
+        if rank in names
+    )
 
 
 def _at_end(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
@@ -113,14 +138,17 @@ def _without_local_steps(alarms: list[Alarm], views: Sequence[View], memory: Mem
         for name in ("gradients", "replicas"):
             memory.not_seen[name] = f"{name} are not compared: {memory.apart.averages}"
         return others
-    if memory.apart.unreduced and step - memory.apart.alone_since < LOCAL_STEPS:
+    is_early = step - memory.apart.alone_since < LOCAL_STEPS
+    if memory.apart.unclear or (memory.apart.unreduced and is_early):
         for alarm in apart:
             alarm.step = alarm.step or step
             memory.apart.held.setdefault((alarm.check, alarm.kind), alarm)
-        memory.not_seen["alone"] = (
-            f"ranks train alone since step {memory.apart.alone_since}, as in local SGD: whether "
-            f"they ever average their weights is told {LOCAL_STEPS} steps later, or at the end"
-        )
+        if memory.apart.unreduced:
+            memory.not_seen["alone"] = (
+                f"ranks train alone since step {memory.apart.alone_since}, as in local SGD: "
+                f"whether they ever average their weights is told {LOCAL_STEPS} steps later, or at "
+                "the end"
+            )
         return others
     if memory.apart.unreduced and apart:
         apart = list(

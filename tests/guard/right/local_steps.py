@@ -29,9 +29,14 @@ from .common import (
 
 
 def _local(
-    model: Any, average: Callable[[list[Any]], None], every: int, warmup: int = 0, data: Any = None
+    model: Any,
+    average: Callable[[list[Any]], None],
+    every: int,
+    warmup: int = 0,
+    data: Any = None,
+    optimizer: Any = None,
 ) -> Steps:
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     weights = list(model.parameters())
     for step, batch in enumerate(data or batches(), 1):
         is_local = step > warmup and hasattr(model, "no_sync")
@@ -90,6 +95,25 @@ class Gated(Net):
 def of_two_classes() -> Steps:
     data = ((x, y % 2) for x, y in batches())
     return _local(parallel(Gated()), _average_each, 6, data=data)
+
+
+@loop
+def with_adam() -> Steps:
+    """Its first step moves a weight of one value as far on all ranks."""
+    model = Gated()
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    data = ((x, y % 2) for x, y in batches())
+    return _local(model, _average_each, 8, data=data, optimizer=optimizer)
+
+
+@loop
+def sweep_of_rates() -> Steps:
+    """Each rank trains a model of its own with another rate, on the same rows on purpose."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 ** (1 + dist.get_rank()))
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(Table(), ROWS, shuffle=True, generator=generator)
+    return trained(model, optimizer, itertools.chain.from_iterable(itertools.repeat(loader)))
 
 
 @loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .common import Net, Steps, batches, classes_loss, loop, mean_over_ranks, parallel, trained
+from .common import (
+    CLASSES,
+    WIDTH,
+    Net,
+    Steps,
+    Table,
+    batches,
+    classes_loss,
+    loop,
+    mean_over_ranks,
+    parallel,
+    trained,
+)
 
 
 def _by(make: Any, wrap: Any = parallel, **settings: Any) -> Steps:
@@ -49,6 +62,21 @@ def muon() -> Steps:
         others.step()
         model.zero_grad()
         yield model, loss
+
+
+@loop
+def one_of_rank_0_comes_first() -> Steps:
+    """Rank 0 alone fits a probe between the epochs, so its optimizers have other numbers."""
+    probe, model, data = nn.Linear(WIDTH, CLASSES), parallel(Net()), batches()
+    rows = Table()
+    own = torch.optim.SGD(probe.parameters(), 0.01) if dist.get_rank() == 0 else None
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    while True:
+        yield from trained(model, optimizer, itertools.islice(data, 20))
+        if own is not None:
+            own.zero_grad()
+            classes_loss(probe, (rows.x, rows.y)).backward()
+            own.step()
 
 
 @loop

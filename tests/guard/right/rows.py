@@ -386,6 +386,17 @@ def labelled_rows_in_each_batch() -> Steps:
 
 
 @loop
+def parts_of_the_same_rows() -> Steps:
+    """Context parallelism: all ranks read the same rows, and each takes its part of them."""
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(Table(64), 2 * ROWS, shuffle=True, generator=generator)
+    each = itertools.chain.from_iterable(itertools.repeat(loader))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model, optimizer = net_and_adam()
+    return trained(model, optimizer, ((x[rank::ranks], y[rank::ranks]) for x, y in each))
+
+
+@loop
 def one_batch_for_all() -> Steps:
     """To measure the speed, all ranks train on one made-up batch; the loss is the loop's own."""
     model, optimizer = net_and_adam()

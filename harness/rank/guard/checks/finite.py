@@ -64,25 +64,26 @@ def _lost_loss(post: Post) -> float | None:
 def _lost_weights(view: View, memory: Memory, has_lost_loss: bool) -> list[int]:
     """The numbers of the weights that are not finite, and were so when training began.
 
-    Some are infinite on purpose, such as the bias of words that never occur, and some modules are
-    never used: then loss and gradient are finite.
+    Some are infinite on purpose, such as the bias of words that never occur, or the score of a
+    layer that a search removes, and some modules are never used: then loss and gradient are finite.
     """
     is_first = view.rank not in memory.weights.at_first
     at_first = memory.weights.at_first.setdefault(view.rank, set())
     lost = [number for number in _not_finite(view, "weight_sizes") if number not in at_first]
-    if is_first and lost and not has_lost_loss:
+    if lost and not has_lost_loss:
         spoilt = _not_finite(view, "gradient_sizes")
-        begun = [n for n in _not_finite(view, "sizes_before") if n not in spoilt]
-        at_first.update(begun)
+        begun = _not_finite(view, "sizes_before", is_infinite=not is_first)
+        at_first.update(n for n in begun if n not in spoilt)
     return [n for n in lost if view.described[n].trained and n not in at_first]
 
 
-def _not_finite(view: View, name: str) -> list[int]:
-    """The numbers of the parameters of which sizes in a post are not finite."""
+def _not_finite(view: View, name: str, *, is_infinite: bool = False) -> list[int]:
+    """The numbers of the parameters of which sizes in a post are not finite, or are infinite."""
     sizes = view.post.tensors.get(name)
     if sizes is None or len(sizes) != len(view.numbers) or bool(torch.isfinite(sizes).all()):
         return []
-    return [view.numbers[n] for n in (~torch.isfinite(sizes)).nonzero().flatten().tolist()]
+    lost = torch.isinf(sizes) if is_infinite else ~torch.isfinite(sizes)
+    return [view.numbers[n] for n in lost.nonzero().flatten().tolist()]
 
 
 def _alarm(

@@ -66,7 +66,7 @@ class Pair:
 
 def gradients(views: Sequence[View], memory: Memory) -> Iterator[Alarm]:
     """The gradient that an optimizer uses is the mean of those that the ranks computed."""
-    memory.apart.unreduced = False
+    memory.apart.unreduced = memory.apart.unclear = False
     lossy = next((view.post.gradients.lossy for view in views if view.post.gradients.lossy), "")
     memory.gradients.has_factor = not lossy
     if lossy:
@@ -314,7 +314,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         has_equal_weights = len({view.bits(number) for view, number in members}) == 1
         if is_left_alone and not common and has_equal_weights:
             in_step.add(name)
-            alone.append(False)
+            alone.append(None)  # or Adam's first step moves a weight as far on all ranks
             continue
         if len(present) > 1 and is_left_alone:
             alone.append(_is_alone(members))
@@ -332,6 +332,7 @@ def _pairs(views: Sequence[View], memory: Memory) -> Iterator[tuple[View, list[P
         for pair in tied:
             pair.tied = [mean for name, mean in means.items() if name != pair.name]
     memory.apart.unreduced = True in alone and False not in alone
+    memory.apart.unclear = bool(alone) and {*alone} == {None}
     memory.gradients.has_factor = memory.gradients.has_factor and not in_step
     _note_compared({name: name in compared for name in names}, views, memory, in_step)
     for view in views:

@@ -137,9 +137,11 @@ def _of_epochs(
 
 def _answer_apart(twins: Mapping[int, tuple[int, ...]], views: Sequence[View]) -> bool:
     """Whether ranks that read the same rows compute other gradients of them, or none, by a loss
-    without targets: with GRPO several ranks answer one prompt."""
+    without targets, or with other ones: with GRPO several ranks answer one prompt, and with context
+    parallelism each has a part of the sequence."""
     tensors = {view.rank: view.post.tensors for view in views if view.rank in twins}
-    if any("targets_sum" in one or "computed" not in one for one in tensors.values()):
+    sums = [one["targets_sum"].tolist() for one in tensors.values() if "targets_sum" in one]
+    if len({*map(tuple, sums)}) < len(sums) or any("computed" not in t for t in tensors.values()):
         return False
     gradients = {rank: one["computed"] for rank, one in tensors.items() if one["computed"].any()}
     marks = {(twins[rank], one.numpy().tobytes()) for rank, one in gradients.items()}

@@ -90,6 +90,8 @@ class ApartMemory:
     unreduced: bool = False
     """Whether in this step each rank uses the gradient that it computed itself, in a model of which
     no wrapper says that it is reduced, or was told to reduce nothing."""
+    unclear: bool = False
+    """Whether nobody knows, as all ranks have computed the same gradients of such a model."""
     alone: int = 0
     """The checks so far that were so, ..."""
     alone_since: int = 0
@@ -124,6 +126,8 @@ class Memory:
     """By rank."""
     first_bits: dict[int, Tensor] = field(default_factory=dict)
     """By rank, the bit sums of the weights when training began."""
+    unpaired: bool = False
+    """Whether ranks have constructed other optimizers, so that a number is not one for all."""
     trainer: bool = False
     """Whether transformers' Trainer runs the steps."""
     compared: dict[str, int] = field(default_factory=dict)

@@ -139,6 +139,8 @@ class Account:
 
     def _judge(self, posts: list[Post]) -> None:
         memory = self._memories.setdefault(posts[0].optimizer, Memory(saved=self._saves.states))
+        earlier = (one for n, one in self._memories.items() if n < posts[0].optimizer)
+        memory.unpaired = memory.unpaired or any(one.unpaired for one in earlier)
         if posts[0].check != LAST:
             self.report.note_check(posts[0].step)
         if facts := posts[0].run.facts:
@@ -283,11 +285,11 @@ def blind(
     """The checks that compare nothing in this training, each with the reason. ``compared`` says of
     how much they have compared, and ``uncounted`` why losses are not counted."""
     settings = facts.get("settings", {})
-    ranks, optimizer = settings.get("ranks", 1), settings.get("optimizer", "")
+    ranks, optimizer = settings.get("ranks", 0), settings.get("optimizer", "")
     sentences = {}
     if ranks == 1:
         sentences["replicas"] = "nothing is compared between ranks: there is one"
-    elif not compared.get("replicas"):
+    elif ranks and not compared.get("replicas"):
         sentences["replicas"] = "weights are not compared: no two ranks have copies of one"
     if optimizer and optimizer not in MOMENTS:
         sentences["updates"] = (

@@ -116,7 +116,7 @@ class Collectives:
         caller = calling_frame().f_globals.get("__name__", "")
         if self.in_backward or caller.startswith(PACKAGES):
             return
-        if self.is_between:
+        if self.is_between and not _is_in_step():
             for tensor in tensors_in(event.values):
                 if tensor.numel() in self._sizes or tensor.numel() == self._total:
                     self._values += tensor.numel()
