@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from harness.check.environment import Environment
 from harness.check.source import INPUTS, read_file
+from harness.check.synonyms import ELSEWHERE
 from harness.system.errors import UserError
 
 
@@ -29,12 +31,11 @@ class Place:
 
 
 class Places:
-    """The places in the files of an environment. Each file is read once more, for its lines."""
+    """The places in the files of an environment, which are read once more for each package."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        self._lines = cache(_lines)
-        self._line = cache(lambda file, name: line_of(name, self._lines(file)))
+        self._line = cache(_line)
 
     def of_package(self, names: Iterable[str]) -> Place | None:
         """The line that names one of these packages, otherwise the first file that was read; None
@@ -45,7 +46,8 @@ class Places:
         file = file or self.environment.file
         if number := re.fullmatch(r"line (\d+)", position):  # not project.dependencies
             return _place(file, int(number[1]))
-        return _place(file, next(filter(None, (self._line(file, name) for name in names)), 0))
+        names += [other for other, name in ELSEWHERE.items() if name in names]
+        return _place(file, self._line(file, tuple(names), position))
 
     def of_note(self, note: str) -> Place | None:
         """The line that a note begins with, ``requirements.txt, line 3: ...``, otherwise the first
@@ -54,12 +56,12 @@ class Places:
         return _place(place[1], int(place[2])) if place else _place(self.environment.file)
 
 
-def _lines(file: str) -> list[str]:
-    """The lines of a file; none if it has been deleted since, or if it is not one file."""
+def _line(file: str, names: Sequence[str], position: str) -> int:
+    """The line of a package; 0 if the file has been deleted since, or if it is not one file."""
     try:
-        return [] if file in ("", *INPUTS.values()) else read_file(Path(file)).text.splitlines()
+        return line_of(names, read_file(Path(file)).text.splitlines(), position)
     except UserError:
-        return []
+        return 0
 
 
 def _place(file: str, line: int = 0) -> Place | None:
@@ -69,24 +71,40 @@ def _place(file: str, line: int = 0) -> Place | None:
     return Place(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path, line)
 
 
-def line_of(package: str, lines: Iterable[str]) -> int:
-    """The number of the line that names a package in a lock file, a project file or a list of
-    conda; 0 if there is none.
+PATTERNS = (
+    r"""\s*(?:-\s*\{?\s*)?"?name"?\s*[:=]\s*["']?NAME(?![\w.-]*\w)""",
+    r"""\s*(?:-\s*)?["']?(?:[\w./:-]+::)?NAME(?![\w.-]*\w)""",
+    r"""[^#]*["'\[,\s]NAME(?![\w.-]*\w)""",
+)
+"""A lock file names a package in its own entry and in the entries of those that need it: its own
+comes first. A comment does not count."""
 
-    A lock file names a package in its own entry and in the entries of those that need it: its own
-    comes first. A comment does not count.
-    """
-    name = "[-_.]+".join(map(re.escape, canonicalize_name(package).split("-")))
-    patterns = (
-        rf"""\s*"?name"?\s*[:=]\s*["']{name}["']""",
-        rf"""\s*(?:-\s*)?["']?(?:[\w-]+::)?{name}(?![\w.-]*\w)""",
-        rf"""[^#]*["'\[,\s]{name}(?![\w.-]*\w)""",
-    )
-    part = max(canonicalize_name(package).split("-"), key=len)
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if part in line.lower()]
-    for pattern in patterns:
-        entry = re.compile(pattern, re.IGNORECASE)
-        for number, line in numbered:
-            if entry.match(line):
+
+def line_of(names: Sequence[str], lines: Iterable[str], position: str = "") -> int:
+    """The number of the line that names one of these packages in a lock file, a project file or a
+    list of conda; 0 if there is none. ``position`` is the table or the key that names it,
+    ``project.dependencies``; the rest of the file counts if nothing there does."""
+    numbered = list(enumerate(lines, 1))
+    sections = [list(_lines_at(position, numbered)), numbered] if position else [numbered]
+    for section, pattern, name in product(sections, PATTERNS, map(canonicalize_name, names)):
+        words = name.split("-")
+        entry = re.compile(pattern.replace("NAME", "[-_.]+".join(words)), re.IGNORECASE)
+        part = max(words, key=len)
+        for number, line in section:
+            if part in line.lower() and entry.match(line):
                 return number
     return 0
+
+
+def _lines_at(position: str, numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of a table or a key, ``dependencies`` of ``[project]``."""
+    # An extra of Poetry only names packages; their releases are among the dependencies.
+    position = re.sub(r"^(tool\.poetry)\.extras\..*", r"\1.dependencies", position)
+    table = key = ""
+    for number, line in numbered:
+        if head := re.match(r"\[([^\[\]]+)\]", line):
+            table, key = head[1], ""
+        elif head := re.match(r"""["']?(\w[\w.-]*)["']?\s*[:=]""", line):
+            key = head[1]
+        if f".{position}." in f".{table}.{key}.":
+            yield number, line

@@ -114,10 +114,107 @@ PIPFILE = '{"default": {\n "torch": {"version": "==2.9.0"}}}\n'
         ('[project]\n# torch\ndependencies = ["a", "torch>=2"]\n', "torch", 3),
         ('[tool.poetry.dependencies]\ntorch-x = "1"\ntorch = "^2"\n', "torch", 3),
         ("install_requires =\n    open_clip.torch\n", "open-clip-torch", 2),
+        ("- {name: torch-x}\n  dependencies: {torch: 1}\n- {name: torch, version: 1}", "torch", 3),
     ],
 )
 def test_the_line_of_a_package(text: str, package: str, number: int) -> None:
-    assert line_of(package, text.splitlines()) == number
+    assert line_of([package], text.splitlines()) == number
+
+
+POETRY = """\
+[tool.poetry.dev-dependencies]
+torch = "2.8"
+[tool.poetry.extras]
+all = ["timm"]
+[tool.poetry.dependencies]
+timm = {version = "1", optional = true}
+torch = "2.9"
+[tool.poetry.group.test.dependencies]
+torch = "2.7"
+"""
+PROJECT = """\
+[project]
+keywords = [
+  "torch",
+]
+dependencies = ["torch"]
+urls = [
+  "torch"
+]
+optional-dependencies.train = ["torch"]
+[dependency-groups]
+train = [
+  "torch",
+]
+"""
+SETUP_CFG = """\
+[metadata]
+keywords =
+    torch
+[options]
+install_requires =
+    torch
+[options.extras_require]
+train =
+    torch
+"""
+PIPFILE_TABLES = '[dev-packages]\ntorch = "*"\n[packages]\ntorch = "*"\n'
+EXPORT = """\
+name: pytorch
+channels: [pytorch]
+dependencies:
+- conda-forge/linux-64::pytorch-gpu=2.4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "number"),
+    [
+        (POETRY, "tool.poetry.dependencies", 7),
+        (POETRY, "tool.poetry.group.test", 9),
+        (POETRY, "tool.poetry.group.dev", 2),
+        (PROJECT, "project.dependencies", 5),
+        (PROJECT, "project.optional-dependencies.train", 9),
+        (PROJECT, "dependency-groups.train", 12),
+        (PROJECT, "project.'dependencies'", 3),
+        (SETUP_CFG, "install_requires", 6),
+        (SETUP_CFG, "extras_require.train", 9),
+        (PIPFILE_TABLES, "packages", 4),
+        (EXPORT, "dependencies", 4),
+    ],
+)
+def test_the_line_of_a_package_is_in_the_table_that_its_place_names(
+    text: str, position: str, number: int
+) -> None:
+    names = ["torch", "pytorch", "pytorch-gpu"]
+    assert line_of(names, text.splitlines(), position) == number
+
+
+def test_an_optional_package_of_poetry_is_at_its_release() -> None:
+    assert line_of(["timm"], POETRY.splitlines(), "tool.poetry.extras.all") == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("environment.yml", "channels: [pytorch]\ndependencies:\n- pytorch=2.4\n", 3),
+        (
+            "conda-lock.yml",
+            "version: 1\nmetadata: {}\npackage:\n"
+            "- {name: pytorch, version: 2.4.0, manager: conda, platform: linux-64}\n",
+            4,
+        ),
+        ("pyproject.toml", "[project]\nkeywords = [\n'torch'\n]\ndependencies=['torch==2.4']", 5),
+    ],
+)
+def test_a_package_is_found_by_the_name_that_the_file_has(
+    capsys: Capture, name: str, text: str, line: int
+) -> None:
+    Path(name).write_text(text)
+    (location,) = sarif_run(capsys, "-r", name, "scenario=dcp_async_late")["results"][0][
+        "locations"
+    ]
+    assert location["physicalLocation"]["region"] == {"startLine": line}
 
 
 def test_a_bug_of_a_lock_file_is_at_the_entry_of_its_package(capsys: Capture) -> None:
