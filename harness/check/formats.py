@@ -17,10 +17,10 @@ from packaging.utils import InvalidName, canonicalize_name
 
 from harness.check import conda_environment, conda_locks, lock_files, poetry, pyproject, unread
 from harness.check.installed import Installed
-from harness.check.requirement_lines import Line, parse_line, statements
+from harness.check.requirement_lines import Line, Option, parse_line, statements
 from harness.check.sections import Content, key
 from harness.check.source import PackageFile, content_of
-from harness.system.errors import UserError
+from harness.system.errors import HarnessError, UserError
 from harness.system.text import short
 
 
@@ -56,6 +56,13 @@ class Listing(ParsedFile):
             why = short(str(error), 200)
             raise UserError(f"{self.name} is not a valid lock file: {why}") from None
 
+    def declares(self, *, damaged: bool) -> bool:
+        """Whether it lists packages; ``damaged`` is the answer for a damaged file."""
+        try:
+            return bool(self.packages())
+        except HarnessError:
+            return damaged
+
 
 class Declaration(ParsedFile):
     """A file that declares the needs of a project."""
@@ -71,6 +78,17 @@ class Declaration(ParsedFile):
             raise UserError(f"{self.name} cannot be read: {why}") from None
         return content
 
+    @property
+    def emptiness(self) -> str:
+        """What is said of it if it declares nothing for all of its users."""
+        names = ", ".join(self.content.names())
+        of_conda = self.reader is conda_environment.read  # it keeps no others
+        return (
+            f"{self.name} names no {'training library' if of_conda else 'dependencies'}"
+            + (f" but those of {names}: {self.name}[NAME]" if names else "")
+            + "".join(f"; {note}" for note in self.content.notes)
+        )
+
     def lines(self, chosen: Iterable[str]) -> Iterator[tuple[str, Line]]:
         """Where each line is, ``pyproject.toml, project.dependencies``; also of the chosen extras
         and groups. Raises UserError if the file is damaged or has none."""
@@ -80,11 +98,7 @@ class Declaration(ParsedFile):
             raise UserError(f"{self.name} has no extra or group {unknown[0]}; it has: {available}")
         lines = [(f"{self.name}, {where}", line) for where, line in self.content.lines(chosen)]
         if not lines and not self.content.is_plain:
-            raise NothingDeclared(
-                f"{self.name} names no dependencies"
-                + (f" but those of {', '.join(names)}: {self.name}[NAME]" if names else "")
-                + "".join(f"; {note}" for note in self.content.notes)
-            )
+            raise NothingDeclared(self.emptiness)
         return iter(lines)
 
     def choices(self, chosen: Iterable[str]) -> Sequence[str]:
@@ -95,12 +109,16 @@ class Declaration(ParsedFile):
     def declares(self, chosen: Iterable[str] = (), *, damaged: bool = False) -> bool:
         """Whether it declares dependencies; ``damaged`` is the answer for a damaged file."""
         try:
-            self.lines(chosen)
+            lines = self.lines(chosen)
         except NothingDeclared:
             return False
         except UserError:
             return damaged
-        return True
+        # a requirements file may only say which index to use
+        return not self.content.is_plain or any(
+            line.refusal or not all(isinstance(item, Option) for item in line.items)
+            for _, line in lines
+        )
 
     def says_all(self) -> bool:
         """Whether this file alone, without extras, says what the project needs: no other file and
@@ -150,6 +168,8 @@ class Format:
 YAML = (".yml", ".yaml")
 JSON = re.compile(r"\s*(\{|\[(?!\[?[\w.-]+\]))")
 """The beginning of JSON. A TOML file may begin with a table, which is no list of JSON."""
+CONDA_EXPORT = re.compile(r"(?:\w[\w-]*:.*\n|[ \t#-].*\n|\r?\n)*dependencies:")
+"""A list of this name, after other keys: what ``conda env export`` prints."""
 TOML_PACKAGES = re.compile(r"^\[\[packages?\]\]", re.MULTILINE)
 ENVIRONMENTS = ("environment.yml", "environment.yaml")
 FORMATS = (
@@ -158,7 +178,7 @@ FORMATS = (
     Format(Declaration, "TOML", poetry.read_pipfile, ("Pipfile",)),
     Format(Declaration, "YAML", conda_environment.read, ENVIRONMENTS),
     Format(Listing, "YAML", conda_locks.read, ("pixi.lock",), conda_locks.is_lock),
-    Format(Declaration, "YAML", conda_environment.read, YAML),
+    Format(Declaration, "YAML", conda_environment.read, YAML, CONDA_EXPORT.match),
     Format(Listing, "JSON", lock_files.read_json, (".json",), JSON.match),
     Format(Listing, "TOML", lock_files.read_toml, lock_files.TOML, TOML_PACKAGES.search),
     Format(Declaration, "", _read_requirements, is_text=lambda text: True),

@@ -287,9 +287,8 @@ def _conda_list(content: Any, file: str) -> Packages:
     Raises UserError for any other JSON, also for that of ``pip list``: it looks like conda's, but
     does not say which packages came from git.
     """
-    if not (isinstance(content, list) and all(isinstance(package, dict) for package in content)):
-        raise UserError(f"{file} is not what 'conda list --json' writes")
-    for package in content:
+    for entry in content if isinstance(content, list) else [None]:
+        package = entry if isinstance(entry, dict) else {}
         name, version = package.get("name"), package.get("version")
         if not (isinstance(name, str) and isinstance(version, str) and "channel" in package):
             raise UserError(

@@ -6,6 +6,7 @@ import os.path
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -73,40 +74,44 @@ def opened(name: str) -> Selection:
     candidates = [name for name in NAMES if (folder / name).is_file()]
     if chosen:
         candidates = [name for name in candidates if name in PROJECTS]
-    files = {
-        candidate: classified(source.read_inside(folder / candidate))
-        for candidate in candidates
-        if candidate in (*PROJECTS, *CONDA)
-    }
-    usable = [
-        candidate
-        for candidate in candidates
+    names = source.names_in(chosen)
+
+    @cache
+    def file_of(name: str) -> Declaration | Listing:
+        return classified(replace(source.read_inside(folder / name), chosen=names))
+
+    def declares(name: str) -> bool:
         # the reader of a damaged file reports the damage
-        if not isinstance(file := files.get(candidate), Declaration)
-        or file.declares(damaged=candidate not in CONDA)
-    ]
-    specials = "".join(f"it has {name}, which is no file; " for name in _specials(folder))
-    if not usable:
+        return file_of(name).declares(damaged=name not in CONDA)
+
+    best = next(filter(declares, candidates), "")
+    specials = "".join(  # pipes, and links to nothing
+        f"it has {name}, which is no file; "
+        for name in NAMES
+        if os.path.lexists(path := folder / name) and not (path.is_file() or path.is_dir())
+    )
+    if not best:
         reasons = [
-            f"{name} has none of {', '.join(NAMES)} that names dependencies",
+            f"{name} has none of {', '.join(NAMES)} that names dependencies to check",
+            *(
+                file.emptiness
+                for name in candidates
+                if name in PROJECTS and isinstance(file := file_of(name), Declaration)
+            ),
             *(f"it has {path.name}" for path in sorted(folder.glob("*requirements*"))),
             *([f"{specials}name it with -r"] if specials else []),
             *dict.fromkeys(_unread_in(folder)),
             *filter(None, [_below(folder, NAMES)]),
         ]
         raise UserError("; ".join(reasons))
-    best, *others = usable
+    others = [
+        name
+        for name in candidates[candidates.index(best) + 1 :]
+        if name not in (*PROJECTS, *CONDA) or declares(name)
+    ]
     if best not in LOCKS:
         others += [name for name in ("setup.py", "pixi.toml") if (folder / name).is_file()]
-    file = files.get(best) or classified(source.read_inside(folder / best))
-    file = replace(file, chosen=source.names_in(chosen))
-    return Selection(file, f"{name}: {specials}{best} was read", tuple(others))
-
-
-def _specials(folder: Path) -> list[str]:
-    """The names of files to read that are pipes, or links to nothing."""
-    paths = (folder / name for name in NAMES if os.path.lexists(folder / name))
-    return [path.name for path in paths if not (path.is_file() or path.is_dir())]
+    return Selection(file_of(best), f"{name}: {specials}{best} was read", tuple(others))
 
 
 def locks_below(name: str) -> str:

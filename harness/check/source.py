@@ -141,7 +141,8 @@ def _text(name: str, open_file: Callable[[], AbstractContextManager[IO[bytes]]])
     except OSError as error:
         raise unreadable(name, error) from None
     except ValueError as error:  # not in this encoding, or a null byte in the name
-        raise UserError(f"cannot read {short(name, LONGEST_NAME)}: {error}") from None
+        instead = "; save it as UTF-8" if isinstance(error, UnicodeError) else ""
+        raise UserError(f"cannot read {short(name, LONGEST_NAME)}: {error}{instead}") from None
 
 
 def unreadable(name: str, error: OSError) -> UserError:

@@ -39,6 +39,12 @@ def test_the_lines_for_pip_are_those_of_a_requirements_file(
     assert lines(tmp_path, "environment.yml", text)[-1] == expected
 
 
+@pytest.mark.parametrize("head", ["", "# ours\n---\nname: base\nchannels:\n  - defaults\n\n"])
+def test_an_environment_is_known_by_its_text(tmp_path: Path, head: str) -> None:
+    """``conda env export | distributed-bugs check -r -``"""
+    assert lines(tmp_path, "-", f"{head}dependencies:\n- pytorch=2.1\n") == ["torch==2.1.*"]
+
+
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import environment
-from harness.system.errors import UserError
+from harness.system.errors import HarnessError, UserError
 from tests.check.requirement_files import content_of
 from tests.check.test_pyproject import lines
 
@@ -51,7 +51,7 @@ def test_setuptools_files_are_read(tmp_path: Path) -> None:
         ("pyproject.toml", "[tool.ruff]", "names no dependencies"),
         ("setup.cfg", "install_requires", "is not valid INI: File contains no section headers"),
         ("environment.yml", "a: [", "is not valid YAML"),
-        ("environment.yml", "dependencies:", "names no dependencies"),
+        ("environment.yml", "dependencies:", "names no training library"),
         ("environment.yml", "a: 1", "it has no list 'dependencies'; 'conda list --json' names"),
         (
             "pyproject.toml",
@@ -144,6 +144,50 @@ def test_of_a_folder_a_lock_is_preferred_and_a_pyproject_of_tools_is_not_read(
     assert stack.packages["up"].version == "2.0"
     assert stack.notes == (".: Pipfile.lock was read; requirements.txt not read",)
     assert stack.complete
+
+
+VIRTUAL = 'version = 1\n[[package]]\nname = "ours"\nversion = "1"\nsource = { virtual = "." }\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "choice"),
+    [
+        ("requirements.txt", "# in pyproject.toml\n", "pyproject.toml"),
+        ("requirements.txt", "--extra-index-url https://host/simple\n", "pyproject.toml"),
+        ("uv.lock", VIRTUAL, "pyproject.toml"),
+        ("requirements.txt", "down==1.0\n", "requirements.txt"),
+        ("requirements.txt", "-e .\n", "requirements.txt"),
+    ],
+)
+@pytest.mark.usefixtures("offline")
+def test_a_file_of_a_folder_that_names_nothing_is_passed_over(
+    tmp_path: Path, name: str, text: str, choice: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['up==1.0']\n")
+    (tmp_path / name).write_text(text)
+    notes = "; ".join(environment.of_files([str(tmp_path)], ["up"]).notes)
+    assert f"{tmp_path}: {choice} was read" in notes
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        (
+            "pyproject.toml",
+            "[dependency-groups]\ntrain = ['up==1.0']\n",
+            r"names no dependencies but those of train: .*pyproject\.toml\[NAME\]",
+        ),
+        ("environment.yml", "dependencies: [numpy]\n", "yml names no training library"),
+        ("uv.lock", "version = 2\n", "version 2 of uv.lock"),
+        ("requirements.txt", "up=1\n", "'up=1' is refused"),
+    ],
+)
+def test_a_folder_without_dependencies_says_what_its_files_have(
+    tmp_path: Path, name: str, text: str, why: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(HarnessError, match=why):
+        environment.of_files([str(tmp_path)], ["up"])
 
 
 @pytest.mark.usefixtures("offline")

@@ -398,7 +398,7 @@ def test_an_index_without_the_package_leaves_its_version_unknown(
         ("pylock.toml", 'lock-version = "one"', UserError, "is not a valid lock file"),
         ("conda.json", "[{]", UserError, "conda.json is not valid JSON: "),
         ("conda.json", "[" * 99999, UserError, "conda.json is not valid JSON: "),
-        ("conda.json", '{"error": "no environment"}', UserError, "is not what 'conda list --json'"),
+        ("conda.json", '{"error": "no environment"}', UserError, "use the output of pip freeze"),
         ("pip.json", '[{"name": "up", "version": "1"}]', UserError, "use the output of pip freeze"),
         ("a.txt", "up=1\n", UserError, r"a.txt, line 1: 'up=1' is refused"),
         ("-", " \n", UserError, "standard input is empty"),
@@ -438,7 +438,9 @@ def test_a_file_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has none of uv\.lock, .* that names dependencies"):
         environment.of_files([str(tmp_path)], NAMES)
     (tmp_path / "a.txt").write_bytes("# größer".encode("latin-1"))
-    with pytest.raises(UserError, match=r"cannot read .*a\.txt: 'utf-8' codec can't decode"):
+    with pytest.raises(
+        UserError, match=r"cannot read .*a\.txt: 'utf-8' codec .*; save it as UTF-8"
+    ):
         environment.of_files([str(tmp_path / "a.txt")], NAMES)
     with pytest.raises(UserError, match=r"cannot read .*null byte"):
         environment.of_files(["a\0b"], NAMES)

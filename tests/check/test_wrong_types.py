@@ -270,7 +270,7 @@ def test_a_wrong_type_is_one_line(name: str) -> None:
             Path("project", name).write_text(text)
             answers.add(answer(words))
     assert (0, "") in answers or (1, "") in answers
-    assert len(answers) > 3
+    assert len(answers) > 2
     later = re.compile(r"has version \d+ of [\w.]+; only .* can be read")
     bad = [
         message
