@@ -85,8 +85,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in NO_NAME:
             warn(f"{error.strerror}: {short(str(error.filename))}")
             return _flushed(ExitCode.USER_MISTAKE)
+        if isinstance(error, FileNotFoundError) and not _has_working_folder():
+            warn("the working folder was deleted: change to another one")
+            return _flushed(ExitCode.USER_MISTAKE)
         warn(complaint(error) + ("" if debug else f"; {DEBUG} prints the traceback"))
         return _flushed(ExitCode.INCONCLUSIVE)
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _flushed(code: int) -> int:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.bugs import catalog
-from harness.check.source import read_file
+from harness.check.source import content_of, read_file
 from harness.python.results import Acceptance
-from harness.system.documents import table_at, toml_of
+from harness.system.documents import table_at
 from harness.system.errors import UserError, unknown
-from harness.system.text import one_line, short
+from harness.system.text import short
 
 FILE, PROJECT, TABLE = "distributed-bugs.toml", "pyproject.toml", "distributed-bugs"
 KEYS = ("bug", "reason", "until")
@@ -30,14 +30,8 @@ def read(file: Path | None) -> dict[str, Acceptance]:
     """
     for path in files(file):
         if file or os.path.isfile(path):
-            text = read_file(path).text
-            try:
-                document = toml_of(text)
-            except ValueError as error:
-                raise UserError(
-                    f"{path}, which may list accepted bugs, cannot be read: it is no valid TOML "
-                    f"({one_line(str(error))})"
-                ) from None
+            name = f"{path}, which may list accepted bugs,"
+            document = content_of(name, read_file(path).text, "TOML")
             try:
                 is_project = path.name == PROJECT
                 table = table_at(document, "tool", TABLE) if is_project else document

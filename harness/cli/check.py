@@ -47,7 +47,7 @@ from harness.cli._values import day, output_file, refuse_overwriting
 from harness.python.commands import OPTIONS
 from harness.python.results import Model
 from harness.rank.models.heads import SUBJECT, parsed
-from harness.system.documents import json_of
+from harness.system.documents import as_text, json_of
 from harness.system.errors import ExitCode, UserError, unknown
 from harness.system.files import write_whole, writing
 from harness.system.installation import as_typed
@@ -196,7 +196,8 @@ def _printed_format(outputs: Iterable[ReportOutput]) -> str:
     """The format that is printed."""
     names = list(dict.fromkeys(output.format for output in outputs if output.file is None))
     if len(names) > 1:
-        raise UserError(f"{names[0]} and {names[1]} are both printed: write {names[1]}:FILE")
+        other = names[0] if names[1] == TEXT else names[1]
+        raise UserError(f"{names[0]} and {names[1]} are both printed: write {other}:FILE")
     return names[0] if names else TEXT
 
 
@@ -218,9 +219,10 @@ def _model(word: str) -> str:
         if word not in models:
             raise UserError(unknown("model", word, models))
         return word
+    text = read_file(Path(word)).text
     try:
-        return str(json_of(read_file(Path(word)).text)["model_type"])
-    except (UserError, ValueError, LookupError, TypeError):
+        return as_text(json_of(text)["model_type"], "model_type")
+    except (ValueError, LookupError, TypeError):
         raise UserError(
             f"{short(word)} is no config.json of transformers: it has no model_type"
         ) from None

@@ -96,7 +96,7 @@ def test_the_json_has_the_acceptance(capsys: Capture) -> None:
         ("[[accepted]]\nbug = 'clip_max_for_min'\nreason = 'x'\nuntill = 7", "did you mean until"),
         ("[[accept]]\nbug = 'clip_max_for_min'", "did you mean accepted"),
         ("accepted = 'clip_max_for_min'", "no list of tables"),
-        ("accepted = [", "cannot be read"),
+        ("accepted = [", "is not valid TOML"),
         (2 * "[[accepted]]\nbug = 'clip_max_for_min'\nreason = 'x'\n", "accepted twice"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_file_with_a_byte_order_mark_is_read(file: str, encoding: str) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[project\n", "pyproject.toml, which may list accepted bugs, cannot be read: it is no"),
+        (b"[project\n", "pyproject.toml, which may list accepted bugs, is not valid TOML: "),
         (b"a = '\xff'\n", "cannot read pyproject.toml"),
         (b"tool = 3\n", "pyproject.toml: tool is a number, not a table"),
         (b"[tool]\ndistributed-bugs = 'x'\n", "tool.distributed-bugs is text, not a table"),

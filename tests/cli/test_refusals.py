@@ -131,6 +131,9 @@ def _refuse(*words: object, **_: object) -> None:
         ("check --deepspeed nowhere.json", "no file nowhere.json"),
         ("check --format xml", "no format 'xml'. Choices: text, json, github, sarif, markdown"),
         ("check --format json --format github", "write github:FILE"),
+        ("check --json --format text", "write json:FILE"),
+        ("check --model nowhere.json", "harness: no file nowhere.json"),
+        ("check --model wordless.json", "wordless.json is no config.json of transformers"),
         ("check --format sarif:nowhere/a", "nowhere"),
         ("check --format text:a", "text is printed"),
         ("check --accelerate bomb.yaml", "its aliases describe too many values"),
@@ -179,6 +182,7 @@ def test_a_mistake_is_refused_at_once(
         "damaged.jsonl": "{bad",
         "bad.json": "{",
         "typeless.json": "{}",
+        "wordless.json": '{"model_type": ["x"]}',
         "two.py": "def make():\n    pass\n",
         "nan.yaml": "num_processes: .nan",
         "fix.diff": "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n",
@@ -187,6 +191,19 @@ def test_a_mistake_is_refused_at_once(
     before = sorted(tmp_path.rglob("*"))
     assert why in refused(capsys, words.split(" "))
     assert sorted(tmp_path.rglob("*")) == before, "something was left"
+
+
+@pytest.mark.parametrize("words", ["check", "run scenario=bf16_clip"])
+def test_a_deleted_working_folder_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: str
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert (
+        refused(capsys, words.split())
+        == "harness: the working folder was deleted: change to another one\n"
+    )
 
 
 @pytest.mark.parametrize("read", [json_of, yaml_of, toml_of])

@@ -154,7 +154,7 @@ def test_check_finds_a_model_in_an_older_release_than_its_heads(
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--model", "lama"], "did you mean llama"), (["--model", "x.json"], "no config.json")],
+    [(["--model", "lama"], "did you mean llama"), (["--model", "x.json"], "no file x.json")],
 )
 def test_an_unknown_model_is_a_mistake(
     words: list[str], message: str, history: None, tmp_path: Path, capsys: Capture
