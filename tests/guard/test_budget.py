@@ -28,28 +28,25 @@ def test_first_checks_are_paid_back() -> None:
     assert steps_until_next([cost], 0.01) == pytest.approx((0.6 / 0.01 - 1.0) / 0.1, abs=1)
 
 
-def test_slowest_rank_counts() -> None:
-    cheap, dear = Cost(5, 0.05, 0, 0.01, 0.1, 1e3), Cost(5, 0.5, 0, 0.1, 0.1, 1e3)
-
-    assert steps_until_next([cheap, dear], 0.01) == steps_until_next([dear], 0.01) == 100
+DEAR, FREE = Cost(5, 0.5, 0, 0.1, 0.1, 1e3), Cost(5, 0.0, 0.0, 0.0, 0.1, 60.0)
 
 
-def test_time_of_the_thread_counts() -> None:
-    cost = Cost(5, 0.0, 0.5, 0.0, 0.1, 1e3)
-
-    assert steps_until_next([cost], 0.01) == 100
-
-
-def test_number_of_steps_counts_from_the_last_check_not_from_its_judging() -> None:
-    cost = Cost(5, 0.0, 0.0, 0.0, 0.1, 60.0)
-
-    assert steps_until_next([cost], 0.01, every=7, passed=2) == 5
-    assert steps_until_next([cost], 0.01, every=7, passed=6) == 3  # ranks have no time for 1
-
-
-def test_ranks_have_time_to_learn_of_the_step() -> None:
-    assert steps_until_next([Cost(5, 0, 0, 0, 1.0, 9.0)], 0.01, every=1) == 3
-    assert steps_until_next([Cost(5, 0, 0, 0, 0.001, 9.0)], 0.01, every=1) == 80
+@pytest.mark.parametrize(
+    ("costs", "settings", "steps"),
+    [
+        ([DEAR], {}, 100),
+        ([Cost(5, 0.05, 0, 0.01, 0.1, 1e3), DEAR], {}, 100),  # the slowest rank counts
+        ([Cost(5, 0.0, 0.5, 0.0, 0.1, 1e3)], {}, 100),  # and the time of the thread
+        ([FREE], {"every": 7, "passed": 2}, 5),  # from the last check, not from its judging
+        ([FREE], {"every": 7, "passed": 6}, 3),  # ranks have no time for 1
+        ([Cost(5, 0, 0, 0, 1.0, 9.0)], {"every": 1}, 3),  # they have to learn of the step
+        ([Cost(5, 0, 0, 0, 0.001, 9.0)], {"every": 1}, 80),
+    ],
+)
+def test_steps_until_the_next_check(
+    costs: list[Cost], settings: dict[str, int], steps: int
+) -> None:
+    assert steps_until_next(costs, 0.01, **settings) == steps
 
 
 @pytest.mark.parametrize("costs", [[], [Cost()], [Cost(5, 0, 0, 0, 0, 0)]])
