@@ -48,11 +48,15 @@ def test_sample_has_all_values_or_enough(numel: int) -> None:
     assert len(values.unique()) == len(values)
 
 
-def test_sample_of_a_view_is_that_of_its_values() -> None:
-    table = torch.arange(600, dtype=torch.float32).reshape(20, 30)
-    for view in (table[3:9], table.T, table[:, ::2]):
-        positions = Positions.of(view.numel(), 2)
-        assert torch.equal(positions.values(view), positions.values(view.clone().contiguous()))
+TABLE = torch.arange(600, dtype=torch.float32).reshape(20, 30)
+SHAPES = [(32, 24), (3, 5, 7), (2, 40), (640, 1)]
+MOVED = [torch.randn(*shape).movedim(dim, 0) for shape in SHAPES for dim in (1, -1)]
+
+
+@pytest.mark.parametrize("view", [TABLE[3:9], TABLE.T, TABLE[:, ::2], *MOVED])
+def test_sample_of_a_view_is_that_of_its_values(view: Tensor) -> None:
+    positions = Positions.of(view.numel(), 2)
+    assert torch.equal(positions.values(view), positions.values(view.clone().contiguous()))
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -88,17 +92,6 @@ def test_each_flipped_bit_of_a_view_changes_the_sum(kind: torch.dtype) -> None:
                 cell[-1] ^= 4
                 assert (int(bit_sum(view)) != before) == bool(inside)
                 cell[-1] ^= 4
-
-
-@pytest.mark.parametrize("shape", [(32, 24), (3, 5, 7), (2, 40), (640, 1)])
-@pytest.mark.parametrize("dim", [1, -1])
-def test_values_of_a_tensor_in_another_order_are_those_of_its_copy(
-    shape: tuple[int, ...], dim: int
-) -> None:
-    tensor = torch.randn(*shape).movedim(dim, 0)
-    positions = Positions.of(tensor.numel(), 3)
-
-    assert torch.equal(positions.values(tensor), positions.values(tensor.contiguous()))
 
 
 def test_shards_of_another_dimension_have_the_values_of_the_whole() -> None:
