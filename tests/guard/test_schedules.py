@@ -25,15 +25,17 @@ def kinds(schedules: Schedules) -> list[str]:
 
 
 def trained(
-    make: Any, times: int = 1, prepared: bool = False, ranks: int = 1, steps: int = 2 * PATIENCE
+    make: Any, times: int = 1, prepared: bool = False, ranks: int = 1, others: Any = ()
 ) -> list[str]:
-    """The alarms of a training whose schedule takes ``times`` steps for each of the optimizer."""
+    """The alarms of a training whose schedule takes ``times`` steps for each of the optimizer;
+    ``others`` are schedules of other optimizers."""
     schedules, optimizing = Schedules(), optimizer()
     schedule = make(optimizing)
-    schedules.new(schedule)
+    for each in (schedule, *others):
+        schedules.new(each)
     if prepared:
         schedules.prepared(schedule)
-    for _ in range(steps):
+    for _ in range(2 * PATIENCE):
         optimizing.step()
         schedules.step(optimizing, ranks)
         for _ in range(times):
@@ -56,29 +58,25 @@ Still.__name__ = "CosineAnnealingLR"
 
 
 @pytest.mark.parametrize(
-    ("make", "times"),
+    ("make", "settings", "faults"),
     [
-        (cosine, 1),
-        (cosine, 0),  # it steps with each epoch
-        (cosine, 4),  # and with each micro-batch: the loop may count so
-        (lambda one: lr_scheduler.ExponentialLR(one, 1.0), 1),
-        (lambda one: lr_scheduler.CosineAnnealingLR(one, 100, eta_min=0.1), 1),
-        (lambda one: lr_scheduler.LambdaLR(one, lambda step: min(1, step / 4)), 1),
+        (cosine, {}, []),
+        (cosine, {"times": 0}, []),  # it steps with each epoch
+        (cosine, {"times": 4}, []),  # and with each micro-batch: the loop may count so
+        (lambda one: lr_scheduler.ExponentialLR(one, 1.0), {}, []),
+        (lambda one: lr_scheduler.CosineAnnealingLR(one, 100, eta_min=0.1), {}, []),
+        (lambda one: lr_scheduler.LambdaLR(one, lambda step: min(1, step / 4)), {}, []),
+        (lambda one: Still(one, 100), {}, ["still"]),
+        # A prepared one takes a step for each rank.
+        (cosine, {"prepared": True, "ranks": 2}, []),
+        (cosine, {"times": 2, "prepared": True, "ranks": 2}, []),
+        (cosine, {"times": 4, "prepared": True, "ranks": 2}, ["ahead"]),
     ],
 )
-def test_right_schedules_give_no_alarm(make: Any, times: int) -> None:
-    assert trained(make, times) == []
-
-
-def test_schedule_that_goes_on_with_the_rate_unchanged_is_a_fault() -> None:
-    assert trained(lambda one: Still(one, 100)) == ["still"]
-
-
-@pytest.mark.parametrize(("times", "ranks", "faults"), [(1, 2, []), (2, 2, []), (4, 2, ["ahead"])])
-def test_prepared_schedule_takes_a_step_for_each_rank(
-    times: int, ranks: int, faults: list[str]
+def test_schedule_that_leaves_the_rate_or_goes_ahead_of_the_steps_is_a_fault(
+    make: Any, settings: dict[str, Any], faults: list[str]
 ) -> None:
-    assert trained(cosine, times, prepared=True, ranks=ranks) == faults
+    assert trained(make, **settings) == faults
 
 
 def test_skipped_steps_put_a_prepared_schedule_ahead_once() -> None:
@@ -185,10 +183,6 @@ def state() -> Any:
     return Run().train(20).state()
 
 
-def test_resumed_training_is_silent(state: Any) -> None:
-    assert Run().load(state).train(5).told == []
-
-
 def test_schedules_that_follow_each_other_are_silent() -> None:
     """The second one has just begun."""
 
@@ -234,6 +228,7 @@ def _count(run: Run, state: Any) -> None:
 @pytest.mark.parametrize(
     ("fault", "alarms"),
     [
+        (Run.load, []),
         (_again, ["again"]),
         (_rate, ["resume"]),
         (_lost, []),  # a new phase
@@ -242,7 +237,7 @@ def _count(run: Run, state: Any) -> None:
     ],
 )
 def test_what_a_load_lost_is_told(
-    state: Any, fault: Callable[[Run, Any], None], alarms: list[str]
+    state: Any, fault: Callable[[Run, Any], object], alarms: list[str]
 ) -> None:
     run = Run()
     fault(run, state)
@@ -266,10 +261,7 @@ def _descent(last_epoch: int, has_own_rate: bool = True) -> Run:
 def test_rate_of_an_optimizer_without_a_state_is_compared_if_its_schedule_goes_on() -> None:
     assert _descent(19).train(5).told == ["resume"]
     assert _descent(19, has_own_rate=False).train(5).told == []
-
-
-def test_new_schedule_of_an_optimizer_without_a_state_is_silent() -> None:
-    assert _descent(-1).train(5).told == []
+    assert _descent(-1).train(5).told == []  # a new schedule
 
 
 def test_state_of_an_optimizer_that_takes_no_step_is_told(state: Any) -> None:
@@ -279,11 +271,7 @@ def test_state_of_an_optimizer_that_takes_no_step_is_told(state: Any) -> None:
     assert alarm is not None
     assert alarm.kind == "other"
     assert "20 steps" in alarm.text
-
-
-def test_optimizer_of_other_parameters_or_with_a_state_is_none_that_was_loaded(state: Any) -> None:
-    run = Run().load(state)
-    assert run.resume is not None
+    # One of other parameters, or with a state, is none that was loaded.
     assert run.resume.left_by(Run().optimizer) is None
     assert run.resume.left_by(run.optimizer) is None
 
@@ -318,15 +306,7 @@ def test_schedule_within_another_that_moves_a_copy_of_the_optimizer_is_a_fault(
     make: Any, faults: list[str]
 ) -> None:
     """That of another optimizer, such as a discriminator's, is none: it was constructed for it."""
-    schedules, optimizing = Schedules(), optimizer()
-    schedule = make(optimizing)
-    schedules.new(schedule)
-    schedules.new(cosine(OTHER))
-    for _ in range(2 * PATIENCE):
-        optimizing.step()
-        schedules.step(optimizing, 1)
-        schedule.step()
-    assert kinds(schedules) == faults
+    assert trained(make, others=[cosine(OTHER)]) == faults
 
 
 class OptimizerParamScheduler:
