@@ -193,11 +193,7 @@ class Stream(IterableDataset[Any]):
     [
         (Stream(), 1, ["unsplit"]),
         (Stream(split=True), 2, []),
-        (
-            Stream(split=True, shuffles=True),
-            2,
-            [],
-        ),  # all alike, as each takes its part of one order
+        (Stream(split=True, shuffles=True), 2, []),  # each takes its part of one order
     ],
 )
 def test_workers_split_a_stream(rows: Rows, stream: Any, epochs: int, kinds: list[str]) -> None:
@@ -222,35 +218,30 @@ def test_stream_whose_workers_choose_sources_alike_is_told(
     assert train(rows, loader, 2) == alarms
 
 
+BITS = (numpy.random.PCG64, numpy.random.Philox, numpy.random.MT19937)
+GENERATORS: list[Callable[[int], Any]] = [
+    random.Random,
+    numpy.random.RandomState,
+    *(lambda seed, bits=bits: numpy.random.Generator(bits(seed)) for bits in BITS),
+]
+
+
 @pytest.mark.parametrize("count", [1, 1000, 100_000])
-def test_draws_are_no_new_seed(count: int) -> None:
-    for generator in (random.Random(1), numpy.random.RandomState(1)):
-        before = state_of(generator)
-        for _ in range(count):
-            generator.random() if isinstance(generator, random.Random) else generator.rand()
-        drawn = state_of(generator)
-        generator.seed(5)
-        seeded = state_of(generator)
-        assert before is not None
-        assert drawn is not None
-        assert seeded is not None
-        assert has_drawn(before, drawn)
-        assert not has_drawn(before, before)
-        assert not has_drawn(before, seeded)
-
-
-@pytest.mark.parametrize("kind", [numpy.random.PCG64, numpy.random.Philox, numpy.random.MT19937])
-def test_another_generator_of_numpy_is_no_draw(kind: Callable[[int], Any]) -> None:
-    """A dataset may make a new one in each worker, at its first row."""
-    generator = numpy.random.Generator(kind(1))
-    before, other = state_of(generator), state_of(numpy.random.Generator(kind(5)))
-    generator.random(3)
+@pytest.mark.parametrize("make", GENERATORS)
+def test_draws_are_no_new_seed(make: Callable[[int], Any], count: int) -> None:
+    """A dataset may make a new generator of numpy in each worker, at its first row."""
+    generator = make(1)
+    draw = getattr(generator, "random", None) or generator.rand
+    before, seeded = state_of(generator), state_of(make(5))
+    for _ in range(count):
+        draw()
     drawn = state_of(generator)
     assert before is not None
     assert drawn is not None
-    assert other is not None
+    assert seeded is not None
     assert has_drawn(before, drawn)
-    assert not has_drawn(before, other)
+    assert not has_drawn(before, before)
+    assert not has_drawn(before, seeded)
 
 
 class StartingIterator:
