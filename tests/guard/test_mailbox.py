@@ -75,6 +75,12 @@ class Pair:
     def turn(self, rank: int) -> None:
         self.boxes[rank]._once()
 
+    def exchange(self, check: int, *ranks: int) -> None:
+        """Some ranks post, one after the other: rank 0 judges a check as the last one."""
+        for rank in ranks or (1, 0):
+            self.send(rank, check)
+            self.turn(rank)
+
 
 @pytest.fixture
 def pair() -> Pair:
@@ -86,10 +92,9 @@ def test_checks_that_every_asks_for_and_that_come_too_soon_are_counted(
     pair: Pair, every: int, next_step: int, left_out: int
 ) -> None:
     pair.boxes[0]._every = every
-    for rank in (1, 0):
-        pair.trainings[rank].steps = FIRST_CHECKS
-        pair.send(rank, FIRST_CHECKS)
-        pair.turn(rank)
+    for training in pair.trainings:
+        training.steps = FIRST_CHECKS
+    pair.exchange(FIRST_CHECKS)
     assert pair.trainings[0].turn.next_step == next_step
     assert pair.boxes[0].left_out == 0  # the training may end with this step
     pair.trainings[0].steps = next_step
@@ -111,15 +116,12 @@ def test_optimizers_of_a_process_share_the_budget(
 
 
 def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
-    for rank in (1, 0):
-        pair.send(rank, FIRST_CHECKS)
-        pair.turn(rank)
+    pair.exchange(FIRST_CHECKS)
     pair.trainings[1].steps = 50
     pair.turn(1)
     assert pair.trainings[1].turn.next_step is None
-    pair.send(0, FIRST_CHECKS + 1)
     pair.trainings[0].steps = 60
-    pair.turn(0)
+    pair.exchange(FIRST_CHECKS + 1, 0)
     assert pair.judged == [[0, 1]]
     assert pair.boxes[0].notes == ["check 6 was not judged: no post of rank 1"]
     pair.turn(1)
@@ -129,12 +131,10 @@ def test_rank_that_is_past_the_next_step_misses_the_check(pair: Pair) -> None:
 def test_post_that_is_damaged_is_no_post_and_the_next_one_describes_again(pair: Pair) -> None:
     store = pair.boxes[0]._store
     for check in range(1, FIRST_CHECKS + 1):
-        pair.send(1, check)
-        pair.turn(1)
+        pair.exchange(check, 1)
         if check == 1:
             store.set(mailbox._name(0, check, 1), b"made up")
-        pair.send(0, check)
-        pair.turn(0)
+        pair.exchange(check, 0)
     assert pair.boxes[0].notes == [
         "check 1: the post of rank 1 cannot be read",
         "check 1 was not judged: no post of rank 1",
@@ -142,9 +142,7 @@ def test_post_that_is_damaged_is_no_post_and_the_next_one_describes_again(pair: 
     assert pair.judged == [[0, 1]] * (FIRST_CHECKS - 1)
     pair.turn(1)
     assert not pair.trainings[1].model.is_described
-    for rank in (1, 0):
-        pair.send(rank, FIRST_CHECKS + 1)
-        pair.turn(rank)
+    pair.exchange(FIRST_CHECKS + 1)
     assert pair.posts[1].parameters.described
     assert "first_bits" in pair.posts[1].tensors
 
@@ -154,28 +152,20 @@ def test_description_of_a_check_that_was_not_judged_is_kept(
 ) -> None:
     trio = Pair(dist.HashStore(), ranks=3)  # type: ignore[attr-defined]
     monkeypatch.setattr(mailbox, "LATEST", 0.0)
-    for rank in (1, 0):
-        trio.send(rank)
-        trio.turn(rank)
+    trio.exchange(1, 1, 0)
     assert trio.boxes[0].notes == ["check 1 was not judged: no post of rank 2"]
-    for rank in (2, 1, 0):  # the other post comes too late
-        trio.send(rank, 1 if rank == 2 else 2)
-        trio.turn(rank)
-    trio.send(2, 2)
-    trio.turn(2)
+    trio.exchange(1, 2)  # the other post comes too late
+    trio.exchange(2, 1, 0)
+    trio.exchange(2, 2)
     monkeypatch.setattr(mailbox, "LATEST", 60.0)
-    for rank in (1, 2, 0):
-        trio.send(rank, 3)
-        trio.turn(rank)
+    trio.exchange(3, 1, 2, 0)
     assert trio.judged == [[0, 1, 2]]
     assert [len(post.parameters.described) for post in trio.posts[:2]] == [2, 2]
 
 
 def test_posts_are_deleted_when_rank_0_has_read_them(pair: Pair) -> None:
     for check in (FIRST_CHECKS - 1, FIRST_CHECKS):
-        for rank in (1, 0):
-            pair.send(rank, check)
-            pair.turn(rank)
+        pair.exchange(check)
     pair.turn(1)
     store = pair.boxes[0]._store
     assert not any(store.check([mailbox._name(0, check, 1)]) for check in range(FIRST_CHECKS + 1))
@@ -191,9 +181,8 @@ def test_checks_are_judged_in_order_if_posts_come_while_rank_0_looks_for_them(
         is_there = look(names)
         if not is_there:
             monkeypatch.setattr(store, "check", look)
-            for check in (1, 2):
-                pair.send(1, check)
-                pair.turn(1)
+            pair.exchange(1, 1)
+            pair.exchange(2, 1)
         return is_there
 
     def judge_and_note(posts: list[Post]) -> None:
@@ -201,8 +190,7 @@ def test_checks_are_judged_in_order_if_posts_come_while_rank_0_looks_for_them(
         judge(posts)
 
     monkeypatch.setattr(pair.boxes[0], "_judge", judge_and_note)
-    pair.send(0, 1)
-    pair.turn(0)
+    pair.exchange(1, 0)
     monkeypatch.setattr(store, "check", look_and_let_them_come)
     pair.send(0, 2)
     for _ in range(2):  # both are open: the first look is in vain
@@ -215,40 +203,26 @@ def test_rank_that_posts_twice_is_judged_once(pair: Pair) -> None:
     pair.send(1)
     pair.turn(1)
     pair.turn(1)
-    pair.send(0)
-    pair.turn(0)
+    pair.exchange(1, 0)
     assert pair.judged == [[0, 1]]
 
 
-def test_rank_0_reads_many_posts_in_few_calls() -> None:
-    store, ranks = Mock(wraps=dist.HashStore()), 4 * AT_ONCE  # type: ignore[attr-defined]
-    many = Pair(store, ranks)
-    for rank in range(1, ranks):
-        many.send(rank)
-        many.turn(rank)
-    many.send(0)
-    store.reset_mock()
-    many.turn(0)
-    assert many.judged == [list(range(ranks))]
-    assert (
-        len(store.mock_calls) <= 4 + 4
-    )  # one asks whether all are there, and some are for the parameters
-
-
-def test_rank_that_is_absent_among_many_is_found_in_few_calls(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("absent", "calls"), [(None, 4 + 4), (77, 39)])
+def test_rank_0_reads_many_posts_or_finds_who_is_absent_in_few_calls(
+    absent: int | None, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One call asks whether all are there, and some are for the parameters."""
     monkeypatch.setattr(mailbox, "LATEST", 0.0)
     store, ranks = Mock(wraps=dist.HashStore()), 4 * AT_ONCE  # type: ignore[attr-defined]
     many = Pair(store, ranks)
-    for rank in set(range(1, ranks)) - {77}:
-        many.send(rank)
-        many.turn(rank)
+    many.exchange(1, *sorted(set(range(1, ranks)) - {absent}))
     many.send(0)
     store.reset_mock()
     many.turn(0)
-    assert many.boxes[0].notes == ["check 1 was not judged: no post of rank 77"]
-    assert len(store.mock_calls) < 40
+    assert many.judged == ([list(range(ranks))] if absent is None else [])
+    note = f"check 1 was not judged: no post of rank {absent}"
+    assert many.boxes[0].notes == ([] if absent is None else [note])
+    assert len(store.mock_calls) <= calls
 
 
 def test_post_larger_than_a_value_of_a_tcp_store() -> None:

@@ -89,12 +89,10 @@ def test_ranks_that_start_again_do_not_judge_posts_of_those_before(server: Any) 
             box._store, box._kept_store = None, server
         first, second = pair.boxes
         first._connect()
-        pair.send(0)
-        pair.turn(0)
+        pair.exchange(1, 0)
         assert pair.judged == []
         vars(second._ending)["wait"] = turns(9, first._collect)
         second._connect()
-        pair.send(1)
-        pair.turn(1)
+        pair.exchange(1, 1)
         pair.turn(0)
         assert pair.judged == [[0, 1]]
