@@ -197,23 +197,6 @@ def of_classes(x: Tensor) -> Tensor:
 COUNT = torch.tensor(7)
 
 
-@pytest.mark.parametrize(
-    ("make", "factor"),
-    [
-        (lambda x: 2 * (of_classes(x) / COUNT + 0.1 * x.mean()), 2.0),
-        (lambda x: 2 * (of_classes(x) / 7 + 0.1 * x.mean() + x.square().mean()) * 3, 6.0),
-        (lambda x: 2 * (of_classes(x) / COUNT + 0.1 * x.square().sum() / COUNT), 1.0),
-        (lambda x: 2 * (of_classes(x) / 7 + 0.1 * x.square().sum() / 7), 1.0),
-        (lambda x: 2 * of_classes(x) / COUNT, 1.0),
-        (lambda x: 2 * of_classes(x) / COUNT + 0.1 * x.mean(), 1.0),
-        (lambda x: 2 * (of_classes(x) + 0.1 * x.mean()), 1.0),
-        (lambda x: 2 * (x.square().sum() / COUNT + 0.1 * x.mean()), 1.0),
-    ],
-)
-def test_factor_of_terms_is_that_of_all_if_one_is_divided_alone(make: Make, factor: float) -> None:
-    assert factor_of_terms(chain_of(make(slopes()))) == factor
-
-
 class _DDPSink(torch.autograd.Function):
     """As DDP has it behind a model."""
 
@@ -247,6 +230,15 @@ def divided(loss: Tensor, number: float) -> Tensor:
 @pytest.mark.parametrize(
     ("make", "factor"),
     [
+        (lambda x: 2 * (of_classes(x) / COUNT + 0.1 * x.mean()), 2.0),
+        (lambda x: 2 * (of_classes(x) / 7 + 0.1 * x.mean() + x.square().mean()) * 3, 6.0),
+        (lambda x: 2 * (of_classes(x) / COUNT + 0.1 * x.square().sum() / COUNT), 1.0),
+        (lambda x: 2 * (of_classes(x) / 7 + 0.1 * x.square().sum() / 7), 1.0),
+        (lambda x: 2 * of_classes(x) / COUNT, 1.0),
+        (lambda x: 2 * of_classes(x) / COUNT + 0.1 * x.mean(), 1.0),
+        (lambda x: 2 * (of_classes(x) + 0.1 * x.mean()), 1.0),
+        (lambda x: 2 * (x.square().sum() / COUNT + 0.1 * x.mean()), 1.0),
+        # Operations with other operands.
         (lambda x: F.cross_entropy(x, x.detach().softmax(-1)), 1.0),
         (lambda x: divided(2 * (of_classes(x) / 7 + 0.1 * x.mean()), 4), 0.5),
         (lambda x: 2 * (divided(of_classes(x), 7) + 0.1 * x.mean()), 2.0),
@@ -254,7 +246,7 @@ def divided(loss: Tensor, number: float) -> Tensor:
         (lambda x: Mul.apply(x.mean(), of_classes(x), x.sum()), 1.0),  # type: ignore[no-untyped-call]
     ],
 )
-def test_operations_with_other_operands_are_read(make: Make, factor: float) -> None:
+def test_factor_of_terms_is_that_of_all_if_one_is_divided_alone(make: Make, factor: float) -> None:
     loss = make(slopes())
     assert not chain_of(loss).is_mean
     assert factor_of_terms(chain_of(loss)) == factor
