@@ -67,27 +67,29 @@ def test_steps_that_are_lost_in_the_rounding_are_told_once() -> None:
     assert alarm.size < 0.5
 
 
-def test_a_small_model_with_hooks_is_told_after_more_checks() -> None:
-    """Hooks may round at random: by chance, that moves none of its few weights in some checks."""
-    small = views(SHORT / 2, parameters=1)
-    small[0].post.loop.hooked = True
-    assert alarms([small] * 5) == []
-    (alarm,) = alarms([small] * 40)
-    assert "checked steps in a row" in alarm.text
+def with_hooks(step: View) -> None:
+    """They may round at random: by chance, that moves none of the few weights in some checks."""
+    step.post.loop.hooked = True
 
 
-def test_a_small_model_without_hooks_is_told_as_soon_as_a_large_one() -> None:
-    assert len(alarms([views(SHORT / 2, parameters=1)] * 9)) == 1
-    assert alarms([views(LONG, parameters=1)] * 9) == []
-
-
-def test_a_few_values_are_told_only_after_many_checks() -> None:
+def with_one_gradient(step: View) -> None:
     """Of rare words few values have a gradient, and a step of one may be short: track 3 of
     modded-nanogpt had an alarm by one value in each of three checks."""
-    step = views(SHORT / 2, parameters=1)
-    step[0].post.tensors["updates"][SIZE // 4 + 1 : SIZE // 2] = 0.0  # all gradients but one
-    assert alarms([step] * 9) == []
-    assert len(alarms([step] * 80)) == 1
+    step.post.tensors["updates"][SIZE // 4 + 1 : SIZE // 2] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "silent", "told"),
+    [(lambda step: None, 2, 9), (with_hooks, 5, 40), (with_one_gradient, 9, 80)],
+)
+def test_a_small_model_is_told_after_so_many_checks(
+    change: Callable[[View], None], silent: int, told: int
+) -> None:
+    small = views(SHORT / 2, parameters=1)
+    change(small[0])
+    assert alarms([small] * silent) == []
+    (alarm,) = alarms([small] * told)
+    assert "checked steps in a row" in alarm.text
 
 
 def warm_up() -> Iterator[float]:
@@ -102,6 +104,7 @@ def decay() -> Iterator[float]:
     "steps",
     [
         [views(LONG)] * 9,
+        [views(LONG, parameters=1)] * 9,
         [views(SHORT, at_random)] * 9,
         [views(SHORT, lambda values: values, dtype="float32")] * 9,
         [views(0.0)] * 9,
@@ -109,7 +112,7 @@ def decay() -> Iterator[float]:
         [views(rate) for rate in decay()],
         [views(SHORT), views(SHORT), views(SHORT), views(LONG)] * 3,
     ],
-    ids=["long", "at_random", "fp32", "no_rate", "warm_up", "decay", "now_and_then"],
+    ids=["long", "small", "at_random", "fp32", "no_rate", "warm_up", "decay", "now_and_then"],
 )
 def test_right_steps_are_silent(steps: list[list[View]]) -> None:
     assert alarms(steps) == []
