@@ -84,24 +84,26 @@ def test_ranks_in_any_number_go_on_with_the_state_of_a_save(ranks: int, later: i
     assert (alarm.kind, alarm.parameters, alarm.ranks) == ("state", ["norm"], list(range(later)))
 
 
+Change = Callable[[Tensors], None]
+
+
 def _lost_weight(values: Tensors) -> None:
     values["head", WEIGHT].zero_()
 
 
-def _other_weights(values: Tensors) -> None:
-    for name in ("body", "norm", "head"):
-        values[name, WEIGHT].add_(1)
+def _others(*kinds: str) -> Change:
+    """All tensors of these kinds have other values."""
+
+    def change(values: Tensors) -> None:
+        for name in ("body", "norm", "head"):
+            for kind in kinds:
+                values[name, kind].add_(1)
+
+    return change
 
 
-def _other_state(values: Tensors) -> None:
-    for name in ("body", "norm", "head"):
-        values[name, "exp_avg"].add_(1)
-        values[name, "exp_avg_sq"].add_(1)
-
-
-def _all_other(values: Tensors) -> None:
-    _other_state(values)
-    _other_weights(values)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_other_weights, _other_state = _others(WEIGHT), _others(*MOMENTS)
 
 
 def _other_state_and_a_weight(values: Tensors) -> None:
@@ -125,13 +127,13 @@ def test_state_that_is_new_after_the_load_of_an_engine_is_told_if_it_was_to_be_l
         (_other_state, "", ["state"]),
         (_other_state, "/folder", ["state"]),
         (_other_weights, "", ["weights"]),
-        (_all_other, "/folder", ["state", "weights"]),
-        (_all_other, "/other", []),
+        (_others(WEIGHT, *MOMENTS), "/folder", ["state", "weights"]),
+        (_others(WEIGHT, *MOMENTS), "/other", []),
         (_other_state_and_a_weight, "", []),
     ],
 )
 def test_package_that_loads_a_whole_training_gives_back_all_of_it(
-    change: Callable[[Tensors], None], path: str, kinds: list[str]
+    change: Change, path: str, kinds: list[str]
 ) -> None:
     """It is the save with these weights, or moments, or one of whose files is in its folder."""
     saved, values = memory(path="/folder/optimizer.bin"), tensors()
@@ -185,9 +187,7 @@ def _file_state(event: str, file: Path, weight: Tensor, rate: float, step: int =
     states = States()
     content = {"model": {"weight": weight}, "groups": [{"lr": rate, "name": "all"}]}
     states.note_file(event, step, str(file), content)
-    post = Post(0, 0, LAST)
-    states.describe(post)
-    return [unpacked(packed(post))]
+    return [described(states)]
 
 
 @pytest.mark.parametrize(
@@ -221,6 +221,22 @@ def test_file_that_was_written_again_is_not_compared_by_a_later_process(tmp_path
 Weights = dict[str, Tensor]
 
 
+def stepped() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    """A model and its optimizer after a step."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def described(states: States) -> Post:
+    """What a rank posts of its states."""
+    post = Post(0, 0, LAST)
+    states.describe(post)
+    return unpacked(packed(post))
+
+
 @pytest.mark.parametrize(
     ("files", "is_in_files"),
     [
@@ -233,18 +249,14 @@ Weights = dict[str, Tensor]
 def test_files_have_the_weights_that_are_trained_or_also_others(
     files: Callable[[Weights], list[object]], is_in_files: bool
 ) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
+    model, optimizer = stepped()
     states, ids = States(), set(map(id, model.parameters()))
     entries = [one for one in watched(optimizer, Modules(), set()) if id(one.parameter) in ids]
     for content in files({name: value.detach() for name, value in model.named_parameters()}):
         states.note_weights(1, optimizer, entries, [content, optimizer.state_dict()])
     states.save(1, optimizer, entries, "", [], [])
-    post, judged = Post(0, 0, LAST), Memory()
-    states.describe(post)
-    assert judge([unpacked(packed(post))], judged) == []
+    judged = Memory()
+    assert judge([described(states)], judged) == []
     assert [one.is_in_files for one in judged.saved] == [is_in_files]
 
 
@@ -253,9 +265,8 @@ def test_weights_that_a_load_left_out_are_told_if_files_had_them_alone() -> None
     _other_weights(values)
     assert alarms_of_load(values, saved) == []
     saved.saved[0].is_in_files = True
-    assert (
-        alarms_of_load(values, saved) == []
-    )  # it went back to the best weights, with its last state
+    # It went back to the best weights, with its last state.
+    assert alarms_of_load(values, saved) == []
     saved.saved[0].is_of_this_process = False
     assert [alarm.kind for alarm in alarms_of_load(values, saved)] == ["weights"]
 
@@ -282,16 +293,12 @@ def test_file_that_gets_a_part_of_split_tensors_is_told(
 
 
 def test_state_that_one_rank_has_gathered_is_compared_with_the_parts_of_others() -> None:
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
+    model, optimizer = stepped()
     states, entries = States(), watched(optimizer, Modules(), set())
     moments = {n: optimizer.state[p] for n, p in model.named_parameters()}
     content = {"model": model.state_dict(), "optimizer": {"state": moments, "param_groups": []}}
     states.note_gathered(1, optimizer, entries, "/saved.pt", content)
-    post, judged = Post(0, 0, LAST), Memory()
-    states.describe(post)
+    post, judged = described(states), Memory()
     assert [state.path for state in post.states] == ["/saved.pt"]
     assert judge([post], judged) == []
     values = {(n, WEIGHT): p.detach() for n, p in model.named_parameters()}
@@ -340,10 +347,7 @@ def test_weight_whose_loaded_state_was_dropped_does_not_begin_again(
     drops: int, thawed: int, kinds: list[str]
 ) -> None:
     """torch drops the state of weights that are frozen at the load (osd_frozen_lost)."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
+    model, optimizer = stepped()
     given = {name: dict(optimizer.state[one]) for name, one in model.named_parameters()}
     states = States()
     if drops:
