@@ -142,13 +142,6 @@ def out(tmp_path: Path) -> Path:
     return out
 
 
-def test_alarms_of_an_earlier_training_are_none(run: Path, out: Path) -> None:
-    findings = Findings(run, out)
-    assert not findings.has_alarm()
-    FaultReport(Settings(out=str(out))).tell(1, 0, [ALARM])
-    assert findings.has_alarm()
-
-
 def test_a_folder_that_vanishes_is_no_alarm(run: Path, out: Path) -> None:
     findings = Findings(run, out)
     shutil.rmtree(out)
@@ -156,23 +149,19 @@ def test_a_folder_that_vanishes_is_no_alarm(run: Path, out: Path) -> None:
     assert not findings.has_bug()
 
 
-@pytest.mark.parametrize("becomes", ["nothing", "a file"])
-def test_an_alarm_that_cannot_be_written_is_one(run: Path, out: Path, becomes: str) -> None:
+@pytest.mark.parametrize("becomes", ["a folder", "nothing", "a file", "of another machine"])
+def test_an_alarm_is_one_wherever_it_is_written_and_one_of_an_earlier_training_is_none(
+    run: Path, out: Path, becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     findings, report = Findings(run, out), FaultReport(Settings(out=str(out)))
-    shutil.rmtree(out)
+    assert not findings.has_alarm()
+    if becomes in ("nothing", "a file"):
+        shutil.rmtree(out)
     if becomes == "a file":
         out.write_text("")
+    if becomes == "of another machine":  # whose ranks have the folder of the report alone
+        monkeypatch.setenv(VARIABLE, "/nowhere/settings.json")
     report.tell(1, 0, [ALARM])
-    assert findings.has_alarm()
-
-
-def test_an_alarm_of_a_rank_without_our_folder_is_in_the_report(
-    out: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as one on another machine."""
-    findings = Findings(run, out)
-    monkeypatch.setenv(VARIABLE, "/nowhere/settings.json")
-    FaultReport(Settings(out=str(out))).tell(1, 0, [ALARM])
     assert findings.has_alarm()
 
 
