@@ -85,33 +85,13 @@ def test_bug_that_is_not_set_off_is_never_certain() -> None:
     assert answer(bug()) == "excluded"  # no object of the class
 
 
-def test_what_cannot_be_seen_leaves_a_bug_possible() -> None:
-    loss = Loss(gathers=True)
-    assert answer(bug(settings={"zero_stage": 2})) == "possible"
-    for path in ("trap", "absent", "inner.absent", "gathers.deeper"):
-        assert answer(bug(seen={f"{MODULE}.Loss": {path: True}})) == "possible"
-    assert answer(bug(seen={f"{MODULE}.MovedLoss": {}})) == "possible"
-    del loss
-
-
-def test_class_whose_module_nobody_imported_has_no_object() -> None:
-    assert answer(bug(seen={"absent_package.Loss": {}})) == "excluded"
-    assert answer(bug(seen={f"{MODULE}.unimported.Loss": {}})) == "excluded"
-
-
-def test_object_of_one_of_several_classes_is_enough() -> None:
-    seen = {f"absent_package.Loss or {MODULE}.Loss": {"gathers": True}}
-    loss = Loss(gathers=False)
-    assert answer(bug(seen=seen)) == "excluded"
-    loss.gathers = True
-    assert answer(bug(seen=seen)) == "certain"
-    del loss
-
-
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
         ({}, "certain"),
+        ({"trap": True}, "possible"),
+        ({"inner.absent": True}, "possible"),
+        ({"gathers.deeper": True}, "possible"),
         ({"inner.out_features": {"above": 2}}, "certain"),
         ({"inner.out_features": {"above": 3}}, "excluded"),
         ({"count": {"differs": "size"}}, "certain"),
@@ -135,6 +115,25 @@ def test_attributes_of_an_object(attributes: dict[str, Any], expected: str) -> N
     loss = Loss(gathers=True)
     loss.inner.bias.requires_grad_(False)
     assert answer(bug(seen={f"{MODULE}.Loss": attributes})) == expected
+    del loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"settings": {"zero_stage": 2}}, "possible"),  # nobody sees it
+        ({"seen": {f"{MODULE}.MovedLoss": {}}}, "possible"),
+        # Nobody has imported the module, so there is no object.
+        ({"seen": {"absent_package.Loss": {}}}, "excluded"),
+        ({"seen": {f"{MODULE}.unimported.Loss": {}}}, "excluded"),
+        # One of several classes is enough.
+        ({"seen": {f"absent_package.Loss or {MODULE}.Loss": {"gathers": True}}}, "certain"),
+        ({"seen": {f"absent_package.Loss or {MODULE}.Loss": {"gathers": False}}}, "excluded"),
+    ],
+)
+def test_objects_of_classes(changes: dict[str, Any], expected: str) -> None:
+    loss = Loss(gathers=True)
+    assert answer(bug(**changes)) == expected
     del loss
 
 
