@@ -72,53 +72,6 @@ START = (
     "import runpy; runpy.run_path({!r})"
 )
 
-
-@pytest.mark.slow
-def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    root = str(Path(__file__).parents[2])
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", START.format(str(tmp_path / "train.py"))],
-        env={**ranks, **where, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not ended.returncode, ended.stderr
-    assert json.loads(ended.stdout) == {
-        "devices": ["cpu"] * 6,
-        "named": "cuda",
-        "types": ["torch.float16", "torch.bfloat16"],
-        "scaler": True,
-        "mesh": "cpu",
-        "backend": "gloo",
-        "reduced": [1.0, 1.0],
-        "chosen": "cpu",
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-@pytest.mark.usefixtures("command")
-def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (SCRIPTS / "ddp.py").read_text()
-    text = text.replace('"nccl" if on_gpu else "gloo"', '"nccl"')
-    text = text.replace("model = nn.Sequential(", 'model = nn.Linear(1, 1).to("cuda:0")\n\\\n'
-                        "model = nn.Sequential(", 1)  # fmt: skip
-    (tmp_path / "train.py").write_text(text.replace("\\\n", ""))
-    words = [str(tmp_path / "train.py"), "--batch-size", "{rows}"]
-    assert main(["probe", "--layouts", "ranks", *words]) == 0
-    printed = capsys.readouterr().out
-    assert "done on the CPU" in printed
-    assert "nccl (1 x)" in printed
-    assert main(["probe", "--as-written", "--layouts", "ranks", *words]) == 3
-
-
 LIBRARY = """
 import sys, torch
 
@@ -164,15 +117,16 @@ except KeyError:
 """
 
 
-def in_a_new_process(folder: Path, script: str, before: str = "") -> str:
+def in_a_new_process(folder: Path, script: str, before: str = "", **variables: str) -> str:
     """What a script prints with the replacements; ``library`` is in its site-packages."""
     (folder / "train.py").write_text(script)
     (folder / "site-packages").mkdir()
     (folder / "site-packages" / "library.py").write_text(LIBRARY)
     path = f"{ROOT}:{folder / 'site-packages'}"
+    usual = {"RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", before + START.format(str(folder / "train.py"))],
-        env={"RANK": "0", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**usual, **variables},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -180,6 +134,40 @@ def in_a_new_process(folder: Path, script: str, before: str = "") -> str:
     )
     assert not ended.returncode, ended.stderr
     return ended.stdout
+
+
+@pytest.mark.slow
+def test_a_script_for_gpus_runs(tmp_path: Path) -> None:
+    where = {"LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert json.loads(in_a_new_process(tmp_path, SCRIPT, **where)) == {
+        "devices": ["cpu"] * 6,
+        "named": "cuda",
+        "types": ["torch.float16", "torch.bfloat16"],
+        "scaler": True,
+        "mesh": "cpu",
+        "backend": "gloo",
+        "reduced": [1.0, 1.0],
+        "chosen": "cpu",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.usefixtures("command")
+def test_what_was_done_on_the_cpu_is_reported_and_can_be_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (SCRIPTS / "ddp.py").read_text()
+    text = text.replace('"nccl" if on_gpu else "gloo"', '"nccl"')
+    text = text.replace("model = nn.Sequential(", 'model = nn.Linear(1, 1).to("cuda:0")\n\\\n'
+                        "model = nn.Sequential(", 1)  # fmt: skip
+    (tmp_path / "train.py").write_text(text.replace("\\\n", ""))
+    words = [str(tmp_path / "train.py"), "--batch-size", "{rows}"]
+    assert main(["probe", "--layouts", "ranks", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "done on the CPU" in printed
+    assert "nccl (1 x)" in printed
+    assert main(["probe", "--as-written", "--layouts", "ranks", *words]) == 3
 
 
 @pytest.mark.slow
