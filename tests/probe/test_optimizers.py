@@ -78,18 +78,14 @@ def probed(probing: Probing, how: str) -> Answers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [FROZEN, TWO, MASTERS, EMA])
-def test_an_optimizer_that_has_what_is_trained_is_right(probing: Probing, how: str) -> None:
+@pytest.mark.parametrize("how", [FROZEN, TWO, MASTERS, EMA, BY_HAND])
+def test_an_optimizer_that_has_what_is_trained_or_a_loop_that_steps_it_is_right(
+    probing: Probing, how: str
+) -> None:
     answers = probed(probing, how)
-    assert not [note for note in answers.notes if note.startswith(UNHELD)]
-    assert RELATION not in {relation for relation, _ in first_broken(answers).values()}
-
-
-@pytest.mark.slow
-def test_weights_that_a_loop_steps_by_itself_are_right(probing: Probing) -> None:
-    answers = probed(probing, BY_HAND)
     assert not refused(answers)
     assert not [note for note in answers.notes if note.startswith(UNHELD)]
+    assert RELATION not in {relation for relation, _ in first_broken(answers).values()}
 
 
 @pytest.mark.parametrize(
