@@ -18,6 +18,7 @@ from harness.training.probe.compare.whole_run import checkpoints
 from harness.training.probe.layouts import RANKS, RESUME, Layout, Settings
 from harness.training.probe.runner import Run
 from tests.probe.probing import BEGIN, Probing, require_right
+from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
@@ -87,27 +88,18 @@ def notes(probing: Probing, how: str) -> list[str]:
     return [note for note in answers.notes if note.startswith((SAVED, EVALUATED))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [BOTH, AVERAGES, LAGS, REFERENCE, HALF])
-def test_trained_weights_averages_and_references_are_right(probing: Probing, how: str) -> None:
-    assert notes(probing, how) == []
-
-
-@pytest.mark.slow
-def test_an_average_that_has_not_begun_is_noted(probing: Probing) -> None:
-    """Lightning's EMAWeightAveraging does so, if a training ends before its start."""
-    saved, evaluated = notes(probing, LIGHTNING)
-    assert saved.startswith(f"{SAVED} (state_dict), although ")
-    assert evaluated.startswith(EVALUATED)
-
-
 @pytest.mark.parametrize(
     ("how", "beginnings"),
     [
         (STALE, [f"{SAVED} (ema), although"]),
-        pytest.param(SHADOW, [f"{SAVED} (shadow_params), although"], marks=pytest.mark.slow),
-        pytest.param(PAIR, [f"{SAVED} (1), although"], marks=pytest.mark.slow),
-        pytest.param(MODULE, [f"{SAVED} (the file), although"], marks=pytest.mark.slow),
+        *slow(
+            *((how, []) for how in (BOTH, AVERAGES, LAGS, REFERENCE, HALF)),
+            (SHADOW, [f"{SAVED} (shadow_params), although"]),
+            (PAIR, [f"{SAVED} (1), although"]),
+            (MODULE, [f"{SAVED} (the file), although"]),
+            # Lightning's EMAWeightAveraging does so, if a training ends before its start.
+            (LIGHTNING, [f"{SAVED} (state_dict), although ", EVALUATED]),
+        ),
     ],
 )
 def test_an_average_that_is_never_updated_and_a_saved_copy_are_noted(
