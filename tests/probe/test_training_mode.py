@@ -46,49 +46,32 @@ for step in range(6):
 )
 
 
-def notes(probing: Probing, layer: str, before: str, after: str) -> list[str]:
+@pytest.mark.launch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layer", "before", "after", "is_left"),
+    [
+        ("nn.Dropout(0.1)", "", "evaluate(run)", True),
+        ("nn.Dropout(0.1)", "", "evaluate(model)", True),  # the wrapper stays in training mode
+        ("nn.BatchNorm1d(8)", "", "evaluate(run)", True),
+        ("nn.Dropout(0.1)", "model.train()", "evaluate(run)", False),
+        ("nn.Dropout(0.1)", "", "evaluate(run); run.train()", False),
+        ("nn.Dropout(0.1)", "x = attack(x)", "", False),
+        ("nn.Dropout(0.1)", "run.train(); loss = run(x).mean()", "model.eval(); model(x)", False),
+        ("nn.BatchNorm1d(8).eval()", "", "evaluate(run)", False),
+        ("nn.Tanh()", "", "evaluate(run)", False),  # nothing in it has a mode
+    ],
+)
+def test_a_model_that_is_left_in_evaluation_mode_is_noted(
+    probing: Probing, layer: str, before: str, after: str, is_left: bool
+) -> None:
     text = SCRIPT.replace("LAYER", layer).replace("BEFORE", before).replace("AFTER", after)
     answers = probing(text, "{rows}", Settings(layouts=(RANKS,)))
     assert not refused(answers)
     expected = {RANKS} if layer == "nn.BatchNorm1d(8)" else set()  # its rows are those of a rank
     assert set(first_broken(answers)) == expected
-    return [note for note in answers.notes if note.startswith(IN_EVALUATION)]
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "after"),
-    [
-        ("nn.Dropout(0.1)", "evaluate(run)"),
-        ("nn.Dropout(0.1)", "evaluate(model)"),  # the wrapper stays in training mode
-        ("nn.BatchNorm1d(8)", "evaluate(run)"),
-    ],
-)
-def test_a_model_that_is_left_in_evaluation_mode_is_noted(
-    probing: Probing, layer: str, after: str
-) -> None:
-    (note,) = notes(probing, layer, "", after)
-    assert "from step 2 on" in note
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "before", "after"),
-    [
-        ("nn.Dropout(0.1)", "model.train()", "evaluate(run)"),
-        ("nn.Dropout(0.1)", "", "evaluate(run); run.train()"),
-        ("nn.Dropout(0.1)", "x = attack(x)", ""),
-        ("nn.Dropout(0.1)", "run.train(); loss = run(x).mean()", "model.eval(); model(x)"),
-        ("nn.BatchNorm1d(8).eval()", "", "evaluate(run)"),
-        ("nn.Tanh()", "", "evaluate(run)"),  # nothing in it has a mode
-    ],
-)
-def test_a_model_that_is_trained_in_training_mode_is_right(
-    probing: Probing, layer: str, before: str, after: str
-) -> None:
-    assert notes(probing, layer, before, after) == []
+    notes = [note for note in answers.notes if note.startswith(IN_EVALUATION)]
+    assert ["from step 2 on" in note for note in notes] == [True] * is_left
 
 
 class ChannelDropout(nn.Module):
