@@ -205,19 +205,23 @@ for step in range(6):
 
 @pytest.mark.launch
 @pytest.mark.slow
-def test_a_synchronized_norm_is_that_of_all_rows(probing: Probing) -> None:
-    settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing(NORMS, "{rows} {k} synchronized", settings)
+@pytest.mark.parametrize(
+    ("how", "layouts", "broken", "text"),
+    [
+        (
+            "synchronized",  # that of all rows
+            (RANKS, ACCUMULATION),
+            ACCUMULATION,
+            "over the micro-batches of all ranks (--layouts",
+        ),
+        ("alone", (RANKS,), RANKS, "over the micro-batch of a rank"),
+    ],
+)
+def test_a_norm_over_the_rows_of_a_micro_batch_is_told(
+    probing: Probing, how: str, layouts: tuple[str, ...], broken: str, text: str
+) -> None:
+    answers = probing(NORMS, f"{{rows}} {{k}} {how}", Settings(layouts=layouts))
     assert not refused(answers)
-    assert first_broken(answers).keys() == {ACCUMULATION}
+    assert first_broken(answers).keys() == {broken}
     (note,) = [note for note in answers.notes if "normalises" in note]
-    assert "over the micro-batches of all ranks (--layouts" in note
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-def test_a_norm_of_each_rank_is_told(probing: Probing) -> None:
-    answers = probing(NORMS, "{rows} {k} alone", Settings(layouts=(RANKS,)))
-    assert first_broken(answers).keys() == {RANKS}
-    (note,) = [note for note in answers.notes if "normalises" in note]
-    assert "over the micro-batch of a rank" in note
+    assert text in note
