@@ -49,34 +49,27 @@ for x in DataLoader(dataset, rows, num_workers=2, worker_init_fn=seed):
 """
 )
 
-ALIKE = "NOISE = 1e-3; dataset = Noisy(); seed = lambda worker: numpy.random.seed(0)"
-
-
-def notes(probing: Probing, how: str) -> list[str]:
-    answers = probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
-    return [note.removeprefix(WORKERS) for note in answers.notes if note.startswith(WORKERS)]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
+    ("how", "note"),
     [
-        "dataset = Stream()",
-        "Stream.shuffles = True; dataset = Stream()",
-        "NOISE = 1e-3; dataset = Noisy()",
+        ("dataset = Stream()", ""),
+        ("Stream.shuffles = True; dataset = Stream()", ""),
+        ("NOISE = 1e-3; dataset = Noisy()", ""),
+        (
+            "Stream.splits = False; dataset = Stream()",
+            "each of the 2 workers of a loader reads the same rows",
+        ),
+        (
+            "NOISE = 1e-3; dataset = Noisy(); seed = lambda worker: numpy.random.seed(0)",
+            "workers 0 and 1 of a loader draw the same random numbers: numpy's generator",
+        ),
     ],
 )
-def test_workers_that_share_the_rows_are_right(probing: Probing, how: str) -> None:
-    assert notes(probing, how) == []
-
-
-@pytest.mark.slow
-def test_a_stream_that_each_worker_reads_whole_is_noted(probing: Probing) -> None:
-    (note,) = notes(probing, "Stream.splits = False; dataset = Stream()")
-    assert "each of the 2 workers of a loader reads the same rows" in note
-
-
-@pytest.mark.slow
-def test_workers_that_draw_the_same_numbers_are_noted(probing: Probing) -> None:
-    (note,) = notes(probing, ALIKE)
-    assert "workers 0 and 1 of a loader draw the same random numbers: numpy's generator" in note
+def test_workers_that_read_the_same_rows_or_draw_the_same_numbers_are_noted(
+    probing: Probing, how: str, note: str
+) -> None:
+    answers = probing(SCRIPT.replace("HOW", how), "{rows}", Settings(layouts=(RANKS,)))
+    notes = [note for note in answers.notes if note.startswith(WORKERS)]
+    assert [note in each for each in notes] == [True] * bool(note)
