@@ -28,6 +28,10 @@ data, labels = torch.randn(96, 4), torch.randn(96, 1)
 GIVEN = "--batch-size {rows} --accum {k}"
 """The arguments with which probe tells a loop of ours its layout."""
 
+NEVER = "never divided by the accumulation steps"
+SUMMED = "summed over the ranks, not averaged"
+"""What some ratios mean."""
+
 Probing = Callable[[str, str | Sequence[str], Settings], Answers]
 """Probes a script of ``SCRIPTS``, one with an absolute path, or a text, with these arguments."""
 

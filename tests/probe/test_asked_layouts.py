@@ -13,6 +13,7 @@ from tests.probe.probing import (
     GIVEN,
     RESUMED,
     SAVE,
+    SUMMED,
     Probing,
     first_broken,
     layout,
@@ -65,8 +66,7 @@ def test_a_script_that_needs_two_ranks_is_compared_with_two(probing: Probing, bu
     answers = probing("ddp.py", with_bug(bug), settings)
     assert not refused(answers)
     assert answers.reference == "2 ranks"
-    summed = {RANKS: ("gradient", "summed over the ranks, not averaged")}
-    assert first_broken(answers) == (summed if bug else {})
+    assert first_broken(answers) == ({RANKS: ("gradient", SUMMED)} if bug else {})
 
 
 @pytest.mark.launch

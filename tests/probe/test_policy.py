@@ -7,10 +7,16 @@ import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, Settings
 from harness.training.probe.slopes import ALONG, Steep, note_on_slope
-from tests.probe.probing import BEGIN, GIVEN, Probing, first_broken, refused, require_right
-
-NEVER = "never divided by the accumulation steps"
-SUMMED = "summed over the ranks, not averaged"
+from tests.probe.probing import (
+    BEGIN,
+    GIVEN,
+    NEVER,
+    SUMMED,
+    Probing,
+    first_broken,
+    refused,
+    require_right,
+)
 
 
 @pytest.mark.slow
