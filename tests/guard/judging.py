@@ -126,6 +126,22 @@ def on_all(change: Change, ranks: int = 2) -> dict[int, Change]:
     return dict.fromkeys(range(ranks), change)
 
 
+def before(post: Post) -> Tensor:
+    """The weights before the step."""
+    return torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
+
+
+def uses_its_own(post: Post) -> None:
+    """The optimizer of each rank uses what the rank has computed."""
+    post.tensors["used"] = post.tensors["computed"].clone()
+    uses(1.0)(post)
+
+
+def no_wrapper(post: Post) -> None:
+    for parameter in post.parameters.described:
+        parameter.ranks = []
+
+
 def kinds(alarms: Sequence[Alarm], check: str = "") -> list[str]:
     """The kinds of alarms, of one check or of all."""
     return [alarm.kind for alarm in alarms if check in ("", alarm.check)]
@@ -147,8 +163,7 @@ def uses(factor: float, part: slice = slice(None)) -> Change:
         gradient[part] *= factor
         post.tensors["updates"][16:32] = gradient[:16]
         post.tensors["updates"][36:40] = gradient[16:]
-        before = torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
-        post.tensors["weights"] = before - 0.1 * gradient
+        post.tensors["weights"] = before(post) - 0.1 * gradient
         post.tensors["bits"] = sums(post.tensors["weights"])
 
     return change

@@ -11,7 +11,7 @@ import torch
 from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.posts import Alarm, Post
-from tests.guard.judging import gradients, made_posts
+from tests.guard.judging import gradients, made_posts, no_wrapper
 
 STEPS = 6
 
@@ -45,8 +45,7 @@ def by_step(step: int, rank: int) -> int:
 
 
 def without_wrapper(post: Post, reduced: int = 20) -> None:
-    for parameter in post.parameters.described:
-        parameter.ranks, parameter.copy = [], parameter.name
+    no_wrapper(post)
     post.loop.reduced = reduced
 
 

@@ -14,14 +14,17 @@ from harness.rank.guard.posting.posts import LAST, Post
 from tests.guard.judging import (
     SIZES,
     Change,
+    before,
     described,
     judged,
     kinds,
     made_posts,
     moves_weight,
+    no_wrapper,
     on_all,
     sums,
     uses,
+    uses_its_own,
     with_losses,
 )
 
@@ -29,15 +32,6 @@ from tests.guard.judging import (
 def write_weights(post: Post, values: torch.Tensor) -> None:
     post.tensors["weights"] = values
     post.tensors["bits"] = sums(values)
-
-
-def before(post: Post) -> torch.Tensor:
-    return torch.cat([post.tensors["updates"][:16], post.tensors["updates"][32:36]])
-
-
-def no_wrapper(post: Post) -> None:
-    for parameter in post.parameters.described:
-        parameter.ranks = []
 
 
 # -- what is told, and what is not --
@@ -84,11 +78,6 @@ def same_rows_without_a_wrapper(post: Post) -> None:
     """Tensor parallelism: all ranks of a group read the same rows."""
     reads(1, 2, 3, 4)(post)
     no_wrapper(post)
-
-
-def uses_its_own(post: Post) -> None:
-    post.tensors["used"] = post.tensors["computed"].clone()
-    uses(1.0)(post)
 
 
 def in_16_bits(factor: float, kind: str) -> Change:

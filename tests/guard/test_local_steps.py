@@ -14,7 +14,7 @@ from harness.rank.guard.checks.views import Memory
 from harness.rank.guard.judge import LOCAL_STEPS, judge
 from harness.rank.guard.posting.posts import Post
 from harness.rank.guard.sampling.collectives import Collectives
-from tests.guard.judging import SIZES, made_posts, sums
+from tests.guard.judging import made_posts, uses_its_own
 from tests.guard.trainer import Trainer
 
 APART = {("gradients", "mean"), ("replicas", "differ")}
@@ -29,14 +29,7 @@ def posts_of(
         post.check, post.step, post.loop.averages = step, step, averages
         if not reduced:
             post.loop.unreduced = loop_says_so
-            post.tensors["used"] = post.tensors["computed"].clone()
-            post.tensors["weights"] += post.rank
-            post.tensors["bits"] = sums(post.tensors["weights"])
-            before, at = post.tensors["updates"], 0
-            for size in SIZES:
-                before[at + size : at + 2 * size] = post.tensors["used"][:size]
-                before[at : at + size] = post.tensors["weights"][:size] + 0.1 * before[at + size]
-                at += 2 * size
+            uses_its_own(post)
     return posts
 
 
