@@ -53,6 +53,11 @@ class InOrder(Shuffled):
         return super().__iter__() if self.do_shuffle else iter(range(self.count))
 
 
+def kinds_of_posts(posts: list[Post], memory: Memory) -> list[str]:
+    """What is told of the rows of all ranks."""
+    return kinds(list(samples([View(post, ParameterTable.of([]), None) for post in posts], memory)))
+
+
 def alarm_kinds(
     samplers: list[Any], epochs: int = 3, size: int = 24, tells: Any = None
 ) -> list[str]:
@@ -70,8 +75,7 @@ def alarm_kinds(
         alarms += kinds([one for rows in ranks for one in rows.alarms])
         for rows in ranks:
             rows.alarms.clear()
-        views = [View(post, ParameterTable.of([]), None) for post in posts]
-        alarms += [alarm.kind for alarm in samples(views, memory)]
+        alarms += kinds_of_posts(posts, memory)
     return [*alarms, *memory.not_seen]
 
 
@@ -109,23 +113,21 @@ def alarms_of(
     sampler_of: Samplers,
     dataset_of: Callable[[int], Any] = lambda rank: Numbers(48),
     epochs: int = 3,
-    between: Callable[[int, Rows, Any], None] = lambda rank, rows, dataset: None,
 ) -> list[Alarm]:
     """What is told after each epoch."""
     readers = []
     for rank in range(RANKS):
         dataset = dataset_of(rank)
-        readers.append((rank, dataset, sampler_of(rank, dataset), Rows()))
+        readers.append((dataset, sampler_of(rank, dataset), Rows()))
     alarms, memory = list[Alarm](), Memory()
     for epoch in range(epochs):
         posts = made_posts(ranks=RANKS)
-        for post, (rank, dataset, sampler, rows) in zip(posts, readers, strict=True):
+        for post, (dataset, sampler, rows) in zip(posts, readers, strict=True):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
             rows.begin()
             read(rows, DataLoader(dataset, BATCH, sampler=sampler), checked=True)
             post.check, post.data.epochs = epoch + 1, rows.samples()
-            between(rank, rows, dataset)
         alarms += [alarm for alarm in judge(posts, memory) if alarm.check == "samples"]
     return alarms
 
@@ -198,8 +200,7 @@ def told_after(saved: Sequence[Pass], later: list[int]) -> list[str]:
     rows, memory = Rows(), Memory(data=RowMemory(begun=list(saved)))
     rows.restart(goes_on=True)
     read(rows, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(later)))
-    post = Post(0, 0, 1, data=RowFacts(passes=rows.passes()))
-    return [alarm.kind for alarm in samples([View(post, ParameterTable.of([]), None)], memory)]
+    return kinds_of_posts([Post(0, 0, 1, data=RowFacts(passes=rows.passes()))], memory)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +246,7 @@ def test_epoch_after_a_load_has_another_order_than_the_one_before_the_save(
     read(second, DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(later))))
     memory = Memory(data=RowMemory(orders=first.orders() if is_whole else []))
     post = Post(0, 0, 1, data=RowFacts(orders=second.resumed_orders()))
-    view = View(post, ParameterTable.of([]), None)
-    assert [alarm.kind for alarm in samples([view], memory)] == kinds
+    assert kinds_of_posts([post], memory) == kinds
     assert second.resumed_orders() == []
 
 
