@@ -48,18 +48,23 @@ def backward(training: Training, model: nn.Module, place: str = "") -> None:
     model(torch.ones(1, 3)).sum().backward()
 
 
+def post_of_step(training: Training, optimizer: Any, backwards: int = 1, batches: int = 1) -> Post:
+    """Take the step of a check; returns what the training posts then."""
+    training.before_step()
+    optimizer.step()
+    assert training.after_step(backwards, batches)
+    post = training.post(0)
+    training.disarm()
+    return post
+
+
 def checked_step(model: nn.Module, optimizer: Any, edit: Edit) -> tuple[Training, Post]:
     """A training after a checked step, with an edit before the step; and what it posts."""
     training = begin_check(model, optimizer)
     backward(training, model)
     training.checked.samples.end_backward()
     edit(training, model)
-    training.before_step()
-    optimizer.step()
-    assert training.after_step(1, 1)
-    post = training.post(0)
-    training.disarm()
-    return training, post
+    return training, post_of_step(training, optimizer)
 
 
 def nothing(*_: Any) -> None:
@@ -84,12 +89,7 @@ def post_of(places: str, batches: int, in_backward: Callable[[nn.Module], None] 
             if in_backward is nothing:
                 training.cleared(True, count)
             optimizer.zero_grad()
-    training.before_step()
-    optimizer.step()
-    assert training.after_step(len(places), batches)
-    post = training.post(0)
-    training.disarm()
-    return post
+    return post_of_step(training, optimizer, len(places), batches)
 
 
 def take_gradients(model: nn.Module) -> None:
