@@ -27,45 +27,42 @@ EXPERTS = next(why for why in UNLIKE.values() if "experts" in why)
 BUGGY = {"transformers": "5.3.0", "accelerate": "1.13.0"}
 
 
+NEWEST = {"transformers": "5.23.0", "accelerate": "1.13.0"}
+BROKEN = tuple(Sign(kind, "gradient", step=1) for kind in ("ranks", "accumulation", "both"))
+OF_EXPERTS = Sign("", f"MoeBlock (layers.#mlp) {without_numbers(EXPERTS)}", note=True)
+
+
 @pytest.mark.parametrize(
-    ("signs", "layouts", "releases", "names"),
+    ("signs", "layouts", "releases", "facts", "names"),
     [
-        (TWICE, ALL, BUGGY, ["trainer_gas_twice"]),
-        (TWICE[:1], {"accumulation"}, BUGGY, ["trainer_gas_twice"]),
-        (TWICE[:1], ALL, BUGGY, []),  # with that bug, both would be broken as well
-        (TWICE, ALL, {**BUGGY, "transformers": "5.5.4"}, []),
-        (TWICE, ALL, {**BUGGY, "transformers": "99.0"}, []),  # nobody knows
-        (TWICE, ALL, {"torch": "2.13.0"}, []),
-        ((Sign("ranks", "gradient", 2.0, "ranks", 1),), ALL, BUGGY, []),
-        ((), ALL, BUGGY, []),
+        (TWICE, ALL, BUGGY, {}, ["trainer_gas_twice"]),
+        (TWICE[:1], {"accumulation"}, BUGGY, {}, ["trainer_gas_twice"]),
+        (TWICE[:1], ALL, BUGGY, {}, []),  # with that bug, both would be broken as well
+        (TWICE, ALL, {**BUGGY, "transformers": "5.5.4"}, {}, []),
+        (TWICE, ALL, {**BUGGY, "transformers": "99.0"}, {}, []),  # nobody knows
+        (TWICE, ALL, {"torch": "2.13.0"}, {}, []),
+        ((Sign("ranks", "gradient", 2.0, "ranks", 1),), ALL, BUGGY, {}, []),
+        ((), ALL, BUGGY, {}, []),
+        (TWICE, ALL, BUGGY, {"imported": {"transformers/trainer.py"}}, ["trainer_gas_twice"]),
+        (TWICE, ALL, BUGGY, {"imported": {"a.py"}}, []),  # the script does not have that code
+        ((*BROKEN, OF_EXPERTS), ALL, NEWEST, {}, ["moe_aux_world"]),
+        (BROKEN, ALL, NEWEST, {}, []),  # the model has no experts
     ],
 )
 def test_a_bug_is_named_if_all_its_signs_are_there_and_the_releases_have_it(
-    signs: tuple[Sign, ...], layouts: set[str], releases: dict[str, str], names: list[str]
+    signs: tuple[Sign, ...],
+    layouts: set[str],
+    releases: dict[str, str],
+    facts: dict[str, Any],
+    names: list[str],
 ) -> None:
-    assert [bug.name for bug in with_signature(signs, layouts, releases, why_affected)] == names
-
-
-def test_a_bug_in_code_that_the_script_did_not_import_is_not_named() -> None:
-    for imported, names in (({"transformers/trainer.py"}, ["trainer_gas_twice"]), ({"a.py"}, [])):
-        bugs = with_signature(TWICE, ALL, BUGGY, why_affected, imported)
-        assert [bug.name for bug in bugs] == names
-
-
-def test_a_bug_of_experts_is_named_only_if_the_model_has_experts() -> None:
-    broken = tuple(Sign(kind, "gradient", step=1) for kind in ("ranks", "accumulation", "both"))
-    experts = Sign("", f"MoeBlock (layers.#mlp) {without_numbers(EXPERTS)}", note=True)
-    releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
-    for signs, names in (((*broken, experts), ["moe_aux_world"]), (broken, [])):
-        bugs = with_signature(signs, ALL, releases, why_affected)
-        assert [bug.name for bug in bugs] == names
+    bugs = with_signature(signs, layouts, releases, why_affected, **facts)
+    assert [bug.name for bug in bugs] == names
 
 
 def test_a_bug_of_split_models_is_named_only_where_ranks_have_the_same_rows() -> None:
-    broken = (Sign("ranks", "gradient", step=1),)
-    releases = {"transformers": "5.23.0", "accelerate": "1.13.0"}
     for same_rows, names in ((True, ["tp_activation_partial"]), (False, [])):
-        bugs = with_signature(broken, {"ranks"}, releases, why_affected, same_rows=same_rows)
+        bugs = with_signature(BROKEN[:1], {"ranks"}, NEWEST, why_affected, same_rows=same_rows)
         assert [bug.name for bug in bugs if bug.name.startswith("tp_")] == names
 
 
