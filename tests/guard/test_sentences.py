@@ -85,48 +85,38 @@ def test_training_that_is_seen_whole_has_nothing_to_add(under_guard: Trainer) ->
     assert "not seen" not in run.logs[0]
 
 
-ALONE = """\
-import torch
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(6):
-    model(torch.randn(3, 4)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_ranks_that_train_alone_are_no_fault(under_guard: Trainer) -> None:
-    script = under_guard.folder / "alone.py"
-    script.write_text(ALONE)
-    run = under_guard.script(script)
-    assert (run.told, run.codes) == ([], [0, 0])
-    assert run.logs[0].count("not seen: whether it is meant that each of 2 ranks trains a mod") == 1
-    assert "guard" not in run.logs[1]
-
-
-BY_HAND = """\
+TRAINS = """\
 import torch
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for _ in range(6):
     loss = model(torch.randn(3, 4)).square().mean()
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    GRADIENTS
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BY_HAND = """\
+gradients = torch.autograd.grad(loss, list(model.parameters()))
     for parameter, gradient in zip(model.parameters(), gradients):
         parameter.grad = gradient
-    optimizer.step()
 """
+ALONE = "whether it is meant that each of 2 ranks trains a mod"
+NO_BACKWARD = "all steps: no backward, such as loss.backward(), made the gradients"
 
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_why_nothing_is_checked_without_a_backward_is_said(under_guard: Trainer) -> None:
-    script = under_guard.folder / "by_hand.py"
-    script.write_text(BY_HAND)
-    run = under_guard.script(script, ranks=1)
-    assert (run.told, run.codes, run.summary["checked"]) == ([], [0], [])
-    sentence = "all steps: no backward, such as loss.backward(), made the gradients"
-    assert run.summary["not_seen"] == [sentence]
-    assert f"guard: not seen: {sentence}" in run.logs[0]
+@pytest.mark.parametrize(
+    ("gradients", "ranks", "sentence"), [("loss.backward()", 2, ALONE), (BY_HAND, 1, NO_BACKWARD)]
+)
+def test_ranks_that_train_alone_and_steps_without_a_backward_are_said_and_no_fault(
+    under_guard: Trainer, gradients: str, ranks: int, sentence: str
+) -> None:
+    script = under_guard.folder / "train.py"
+    script.write_text(TRAINS.replace("GRADIENTS", gradients))
+    run = under_guard.script(script, ranks=ranks)
+    assert (run.told, run.codes) == ([], [0] * ranks)
+    assert run.logs[0].count(f"guard: not seen: {sentence}") == 1
+    assert not any("guard" in log for log in run.logs[1:])
+    if sentence is NO_BACKWARD:
+        assert (run.summary["checked"], run.summary["not_seen"]) == ([], [sentence])
