@@ -102,63 +102,65 @@ def test_a_launcher_that_ignores_the_path_starts_pythons_that_do_not(
     assert "no Python" not in end.err
 
 
-CHANGED_PATHS = {
-    "in the shell": ("bash", "-c", 'PYTHONPATH=. exec "$0" -c "import torch"'),
-    "unset": ("env", "-u", "PYTHONPATH"),
-    "with another sitecustomize": ("bash", "-c", 'PYTHONPATH=own:$PYTHONPATH exec "$0" "$@"'),
-}
+UNREACHED = ": no Python of this command was reached"
+PYTHON, IMPORT = sys.executable, ("-c", "import torch")
+IN_ITS_RANKS = (
+    "import os, subprocess, sys; os.environ['PYTHONPATH'] = '.'; "
+    "subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
+)
+LINE = "import distributed_bugs; distributed_bugs.guard()"
+CONTAINER = f"A container needs PYTHONPATH, {VARIABLE}, and CACHE"
 
 
-@pytest.mark.parametrize("through", CHANGED_PATHS.values(), ids=CHANGED_PATHS)
-def test_a_path_that_leaves_guard_out_is_told(
-    through: tuple[str, ...], sandbox: Sandbox, folder: Path
+@pytest.mark.parametrize(
+    ("words", "code", "reason", "parts"),
+    [
+        (("bash", "-c", 'PYTHONPATH=. exec "$0" -c "import torch"', PYTHON), 0, UNREACHED, []),
+        (("env", "-u", "PYTHONPATH", PYTHON, *IMPORT), 0, UNREACHED, []),
+        # Another sitecustomize comes first.
+        (
+            ("bash", "-c", 'PYTHONPATH=own:$PYTHONPATH exec "$0" "$@"', PYTHON, *IMPORT),
+            0,
+            UNREACHED,
+            [],
+        ),
+        # Guard reaches the script, which trains nothing, but not its ranks.
+        ((PYTHON, "-c", IN_ITS_RANKS), 0, "", ["PYTHONPATH", LINE]),
+        *(
+            (
+                (PYTHON, flag, "-c", "raise SystemExit(4)"),
+                4,
+                f"{UNREACHED}: python -I, -S",
+                [CONTAINER, LINE],
+            )
+            for flag in ("-I", "-S", "-E")
+        ),
+    ],
+)
+def test_a_python_that_is_not_reached_is_told_with_the_line_for_the_script(
+    words: tuple[str, ...], code: int, reason: str, parts: list[str], sandbox: Sandbox, folder: Path
 ) -> None:
     (folder / "own").mkdir()
     (folder / "own" / "sitecustomize.py").write_text("")
-    words = ("env", "-C", str(folder), *through, sys.executable, "-c", "import torch")
-    end = run(sandbox, folder, *words)
-    assert end.code == 0, end.err
-    assert "guard: no training was seen: no Python of this command was reached" in end.err
-
-
-def test_a_script_that_sets_the_path_for_its_ranks_is_told(sandbox: Sandbox, folder: Path) -> None:
-    """Guard reaches the script, which trains nothing, but not its ranks."""
-    code = (
-        "import os, subprocess, sys; os.environ['PYTHONPATH'] = '.'; "
-        "subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
-    )
-    end = run(sandbox, folder, "env", "-C", str(folder), sys.executable, "-c", code)
-    assert end.code == 0, end.err
-    assert "guard: no training was seen" in end.err
-    assert "PYTHONPATH" in end.err
-    assert "import distributed_bugs; distributed_bugs.guard()" in end.err
+    end = run(sandbox, folder, "env", "-C", str(folder), *words)
+    assert end.code == code, end.err
+    assert f"guard: no training was seen{reason}" in end.err
+    for part in parts:
+        assert part.replace("CACHE", str(sandbox.cache / "guard")) in end.err
 
 
 @pytest.mark.parametrize(
     ("custom", "is_told"),
     [("import torch", False), ("raise ValueError('mine')", True), ("import absent", True)],
 )
-def test_a_sitecustomize_of_the_user_runs_whatever_it_does(
+def test_a_sitecustomize_and_a_pythonpath_of_the_user_stay_whatever_they_do(
     custom: str, is_told: bool, sandbox: Sandbox, folder: Path
 ) -> None:
-    (folder / "sitecustomize.py").write_text(custom)
-    end = run(sandbox, folder, sys.executable, str(folder / "watched.py"))
-    assert (end.code, end.out[:9]) == (0, "watched 1"), end.err
+    (folder / "sitecustomize.py").write_text(f"import sys; sys.mine = 'custom'; {custom}")
+    (folder / "my_module.py").write_text("import sys, watched; print(sys.mine)")
+    end = run(sandbox, folder, sys.executable, "-c", "import my_module")
+    assert (end.code, end.out[:9], end.out[-8:]) == (0, "watched 1", "\ncustom\n"), end.err
     assert ("another sitecustomize failed" in end.err) == is_told
-
-
-@pytest.mark.parametrize("flag", ["-I", "-S", "-E"])
-def test_a_python_that_ignores_the_path_is_told_with_the_line_for_the_script(
-    flag: str, sandbox: Sandbox
-) -> None:
-    end = guard(sandbox, sys.executable, flag, "-c", "raise SystemExit(4)")
-    assert end.code == 4
-    assert (
-        "guard: no training was seen: no Python of this command was reached: python -I, -S"
-        in end.err
-    )
-    assert f"A container needs PYTHONPATH, {VARIABLE}, and {sandbox.cache / 'guard'}" in end.err
-    assert "import distributed_bugs; distributed_bugs.guard()" in end.err
 
 
 def test_an_interpreter_without_torch_is_not_disturbed(sandbox: Sandbox) -> None:
@@ -170,16 +172,6 @@ def test_an_interpreter_without_torch_is_not_disturbed(sandbox: Sandbox) -> None
     assert end.code == 0
     assert end.out == "None 1\n"
     assert end.err.count("\n") == 1 or "once" in end.err
-
-
-def test_a_sitecustomize_and_a_pythonpath_of_the_user_stay(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.mine = 'custom'\n")
-    (tmp_path / "my_module.py").write_text("import sys; print(sys.mine)\n")
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    end = guard(sandbox, sys.executable, "-c", "import my_module", PYTHONPATH=path)
-    assert (end.code, end.out) == (0, "custom\n")
 
 
 @pytest.mark.parametrize("through", [(), ("guard", "--out", "GIVEN")], ids=["alone", "command"])
