@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.guard.trainer import Trainer
 from tests.guard.word_models import FAULT_STEP
@@ -35,6 +37,12 @@ RIGHT_SLOW = [
 ]  # fmt: skip
 
 
+def by_day(cases: Sequence[Any]) -> list[ParameterSet]:
+    """Slow cases, of which CI runs an eighth each day."""
+    marks = (pytest.mark.slow, pytest.mark.by_day(8))
+    return [pytest.param(case, marks=marks) for case in cases]
+
+
 def assert_silent(under_guard: Trainer, training: str, **settings: Any) -> None:
     run = under_guard(training, **settings)
 
@@ -45,24 +53,12 @@ def assert_silent(under_guard: Trainer, training: str, **settings: Any) -> None:
     assert len(run.summary["checked"]) > 5
 
 
-@pytest.mark.parametrize("training", RIGHT)
+@pytest.mark.parametrize("training", [*RIGHT, *by_day(RIGHT_SLOW)])
 def test_right_training_is_silent(under_guard: Trainer, training: str) -> None:
     assert_silent(under_guard, training)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "training", [pytest.param(one, marks=pytest.mark.by_day(8)) for one in RIGHT_SLOW]
-)
-def test_other_right_training_is_silent(under_guard: Trainer, training: str) -> None:
-    assert_silent(under_guard, training)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "training",
-    [pytest.param(one, marks=pytest.mark.by_day(8)) for one in (*RIGHT, *RIGHT_SLOW[-10:])],
-)
+@pytest.mark.parametrize("training", by_day([*RIGHT, *RIGHT_SLOW[-10:]]))
 def test_right_training_is_silent_if_each_third_step_is_checked(
     under_guard: Trainer, training: str
 ) -> None:
@@ -146,18 +142,8 @@ def assert_told(under_guard: Trainer, fault: Fault, **settings: Any) -> None:
     assert set(run.codes) == {0}
 
 
-@pytest.mark.parametrize("fault", WRONG, ids=lambda fault: fault.training)
+@pytest.mark.parametrize("fault", [*WRONG, *by_day(WRONG_SLOW)], ids=lambda fault: fault.training)
 def test_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:
-    assert_told(under_guard, fault)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(one, marks=pytest.mark.by_day(8)) for one in WRONG_SLOW],
-    ids=lambda fault: fault.training,
-)
-def test_other_wrong_training_is_told_once(under_guard: Trainer, fault: Fault) -> None:
     assert_told(under_guard, fault)
 
 
