@@ -53,11 +53,12 @@ COPIED = {"gradients": 6, "replicas": 6, "updates": 12, "masters": 6}
 PIPELINE = "pipeline.py --steps 14 --batch-size 4"
 LOADED = "zero.py --batch-size 4 --stage 1 --bf16 --fp32-gradients --weights FOLDER/weights"
 GPT = "megatron_gpt.py --batch-size 8"
+ACCUMULATED = "zero.py --batch-size 2 --accum 2"
 RIGHT = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 0", 2, {"gradients": 6, "replicas": 6}),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1", 2, {"gradients": 6, "replicas": 6}),
-    (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 2 --clip 0.1", 2, {"gradients": 6}),
-    (DEEPSPEED, "zero.py --batch-size 2 --accum 2 --stage 3 --bf16 --clip 0.1", 2, SHARDED),
+    (DEEPSPEED, f"{ACCUMULATED} --stage 2 --clip 0.1", 2, {"gradients": 6}),
+    (DEEPSPEED, f"{ACCUMULATED} --stage 3 --bf16 --clip 0.1", 2, SHARDED),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 3 --offload --groups", 2, SHARDED),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --bf16 --offload", 2, {"gradients": 6}),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --groups", 2, {"gradients": 6, "updates": 8}),
@@ -70,9 +71,9 @@ RIGHT = [
     (DEEPSPEED, f"{PIPELINE} --replicas 2 --tied --clip 9", 4, {"replicas": 19}),
     (DEEPSPEED, f"{PIPELINE} --replicas 2 --tied --stage 1 --clip 0.1", 4, {"gradients": 19}),
     (DEEPSPEED, f"{PIPELINE} --replicas 2 --tied --norm --bf16", 4, {"gradients": 21}),
-    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 2, {"gradients": 29, "replicas": 29}),
-    (MEGATRON, "megatron_gpt.py --batch-size 8", 2, {"gradients": 14, "replicas": 15}),
-    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", 4, {"gradients": 14}),
+    (MEGATRON, f"{GPT} --replicas 2", 2, {"gradients": 29, "replicas": 29}),
+    (MEGATRON, GPT, 2, {"gradients": 14, "replicas": 15}),
+    (MEGATRON, f"{GPT} --replicas 2", 4, {"gradients": 14}),
     (MEGATRON, f"{GPT} --replicas 2 --sharded", 2, {"gradients": 29, "replicas": 29}),
     (MEGATRON, f"{GPT} --replicas 2 --sharded --tied --clip 0.1", 2, {"gradients": 28}),
     (MEGATRON, f"{GPT} --replicas 2 --sharded", 4, {"gradients": 14}),
@@ -92,7 +93,7 @@ RIGHT = [
 ]
 
 
-ZERO_2 = "zero.py --batch-size 2 --accum 2 --stage 2 --clip 0.1"
+ZERO_2 = f"{ACCUMULATED} --stage 2 --clip 0.1"
 SETTINGS: dict[str, dict[str, Any]] = {
     ZERO_2: {
         "zero_stage": 2,
@@ -102,7 +103,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "precision": "fp32",
     },
     f"{GPT} --replicas 2 --sharded": {"pipeline_parallel": 1, "distributed_optimizer": True},
-    "megatron_gpt.py --batch-size 8": {"tensor_parallel": 2, "distributed_optimizer": False},
+    GPT: {"tensor_parallel": 2, "distributed_optimizer": False},
 }
 """What guard reads of some engines."""
 
@@ -130,20 +131,8 @@ WRONG = [
     (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "unreduced_by_deepspeed", "gradients", "mean"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "doubled_by_deepspeed", "gradients", "longer"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 2", "doubled_by_deepspeed", "gradients", "longer"),
-    (
-        DEEPSPEED,
-        "zero.py --batch-size 2 --accum 2 --stage 3",
-        "lost_by_deepspeed",
-        "gradients",
-        "mean",
-    ),
-    (
-        DEEPSPEED,
-        "zero.py --batch-size 2 --accum 2 --stage 2 --bf16",
-        "lost_by_deepspeed",
-        "gradients",
-        "mean",
-    ),
+    (DEEPSPEED, f"{ACCUMULATED} --stage 3", "lost_by_deepspeed", "gradients", "mean"),
+    (DEEPSPEED, f"{ACCUMULATED} --stage 2 --bf16", "lost_by_deepspeed", "gradients", "mean"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 1 --bf16", "stuck", "replicas", "differ"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 2 --bf16", "stuck_master", "updates", "copy"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 3", "stuck_master", "updates", "copy"),
@@ -159,14 +148,8 @@ WRONG = [
     (MEGATRON, f"{GPT} --replicas 2 --sharded", "unreduced_by_megatron", "gradients", "mean"),
     (MEGATRON, f"{GPT} --stages 2 --tied", "untied_by_megatron", "gradients", "mean"),
     (MEGATRON, f"{GPT} --stages 2 --tied --sharded", "untied_by_megatron", "replicas", "differ"),
-    (MEGATRON, "megatron_gpt.py --batch-size 8 --replicas 2", "flipped", "replicas", "differ"),
-    (
-        MEGATRON,
-        "megatron_gpt.py --batch-size 8 --replicas 2",
-        "unreduced_by_megatron",
-        "gradients",
-        "mean",
-    ),
+    (MEGATRON, f"{GPT} --replicas 2", "flipped", "replicas", "differ"),
+    (MEGATRON, f"{GPT} --replicas 2", "unreduced_by_megatron", "gradients", "mean"),
     (DEEPSPEED, "zero.py --batch-size 4 --stage 0", "nan", "finite", "lost"),
     (DEEPSPEED, PIPELINE, "nan", "finite", "lost"),
     (LIGHTNING, "lightning_module.py --batch-size 2 --devices 2", "nan", "finite", "lost"),
