@@ -48,48 +48,43 @@ def steps(
     ]
 
 
-@pytest.mark.parametrize(
-    "rates", [(0.1, 0.0, 0.025, 0.05), (1e-3, 1e-5, 1.3e-4), (0.1, 0.01, 0.02)]
-)
-def test_a_warmup_that_begins_with_the_second_step_is_noted(rates: tuple[float, ...]) -> None:
-    (note,) = notes_on_steps(steps(*rates))
-    assert "the learning rate falls" in note
+TWICE, FALLS = (0.1, 0.1), "the learning rate falls"
 
 
 @pytest.mark.parametrize(
-    "rates", [(0.1, 0.1, 0.1), (0.0, 0.1, 0.2), (0.1, 0.05, 0.025), (0.1, 0.09, 0.1), (0.1, 0.0)]
-)
-def test_a_schedule_that_goes_one_way_is_not_noted(rates: tuple[float, ...]) -> None:
-    assert not list(notes_on_steps(steps(*rates)))
-
-
-@pytest.mark.parametrize(("applied", "clipping"), [(1.0, 0.5), (2.0, 10.0), (0.2, 0.5)])
-def test_a_step_that_is_not_the_clipped_gradient_is_noted(applied: float, clipping: float) -> None:
-    (note,) = notes_on_steps(steps(0.1, 0.1, applied=applied, clipping=clipping))
-    assert f"applied {applied:.4g} times the gradient of norm 5" in note
-
-
-def test_a_step_that_divides_by_a_scale_that_nobody_multiplied_with_is_noted() -> None:
-    (note,) = notes_on_steps(steps(0.1, 0.1, applied=1 / 65536))
-    assert "applied 1.526e-05 times the gradient, and nothing clips it" in note
-
-
-@pytest.mark.parametrize(
-    ("applied", "clipping", "settings"),
+    ("rates", "settings", "note"),
     [
-        (0.1, 0.5, {}),  # the norm is 5
-        (1.0, 10.0, {}),
-        (1.0, 0.0, {}),
-        (7.0, None, {}),  # the gradients are not those of the step
-        (7.0, 0.0, {"fresh": False}),
-        (7.0, 0.5, {"nesterov": True}),
-        (7.0, 0.5, {"kind": "RMSprop"}),
+        # A warmup that begins with the second step.
+        ((0.1, 0.0, 0.025, 0.05), {}, FALLS),
+        ((1e-3, 1e-5, 1.3e-4), {}, FALLS),
+        ((0.1, 0.01, 0.02), {}, FALLS),
+        # A schedule that goes one way.
+        ((0.1, 0.1, 0.1), {}, ""),
+        ((0.0, 0.1, 0.2), {}, ""),
+        ((0.1, 0.05, 0.025), {}, ""),
+        ((0.1, 0.09, 0.1), {}, ""),
+        ((0.1, 0.0), {}, ""),
+        # The step is not the clipped gradient, whose norm is 5.
+        (TWICE, {"applied": 1.0, "clipping": 0.5}, "applied 1 times the gradient of norm 5"),
+        (TWICE, {"applied": 2.0, "clipping": 10.0}, "applied 2 times the gradient of norm 5"),
+        (TWICE, {"applied": 0.2, "clipping": 0.5}, "applied 0.2 times the gradient of norm 5"),
+        # It divides by a scale that nobody multiplied with.
+        (TWICE, {"applied": 1 / 65536}, "applied 1.526e-05 times the gradient, and nothing clips"),
+        # It is right, or cannot be told.
+        (TWICE, {"applied": 0.1, "clipping": 0.5}, ""),
+        (TWICE, {"clipping": 10.0}, ""),
+        (TWICE, {}, ""),
+        (TWICE, {"applied": 7.0, "clipping": None}, ""),  # the gradients are not of the step
+        (TWICE, {"applied": 7.0, "fresh": False}, ""),
+        (TWICE, {"applied": 7.0, "clipping": 0.5, "nesterov": True}, ""),
+        (TWICE, {"applied": 7.0, "clipping": 0.5, "kind": "RMSprop"}, ""),
     ],
 )
-def test_a_step_that_is_right_or_cannot_be_told_is_not_noted(
-    applied: float, clipping: float, settings: dict[str, Any]
+def test_a_late_warmup_and_a_step_that_is_not_the_clipped_gradient_are_noted(
+    rates: tuple[float, ...], settings: dict[str, Any], note: str
 ) -> None:
-    assert not list(notes_on_steps(steps(0.1, 0.1, applied=applied, clipping=clipping, **settings)))
+    notes = list(notes_on_steps(steps(*rates, **settings)))
+    assert [note in each for each in notes] == [True] * bool(note)
 
 
 @pytest.mark.parametrize(
