@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from torch import nn
 
@@ -81,25 +83,23 @@ for step in range(start, 6):
 GIVEN = "--batch-size {rows}"
 
 
+KINDS, LOST = ("module", "AveragedModel", "dictionary", "list"), ("nothing", "average", "count")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["module", "AveragedModel", "dictionary", "list"])
-@pytest.mark.parametrize("lost", ["nothing", "average", "count"])
-def test_an_average_that_a_resume_loses_is_found(probing: Probing, kind: str, lost: str) -> None:
-    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
+@pytest.mark.parametrize(
+    ("where", "kind", "lost"),
+    [*product([RESUME], KINDS, LOST), *product([RANKS_RESUME], ["module"], ["nothing", "count"])],
+)
+def test_an_average_that_a_resume_loses_is_found(
+    probing: Probing, where: str, kind: str, lost: str
+) -> None:
+    settings = Settings(save=SAVE, resume=RESUMED, layouts=(where,))
     answers = probing(SCRIPT, f"{GIVEN} --kind {kind} --lost {lost}", settings)
     assert not refused(answers)
-    assert first_broken(answers) == ({} if lost == "nothing" else {RESUME: ("average", "")})
+    assert first_broken(answers) == ({} if lost == "nothing" else {where: ("average", "")})
     assert not [line for line in answers.not_tested if line.startswith("averages")]
     assert lost == "nothing" or "an average of the weights is another one" in headline(answers)
-
-
-@pytest.mark.slow
-def test_an_average_on_several_ranks_is_compared_rank_by_rank(probing: Probing) -> None:
-    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RANKS_RESUME,))
-    for lost, broken in (("nothing", {}), ("count", {RANKS_RESUME: ("average", "")})):
-        words = f"{GIVEN} --kind module --lost {lost}"
-        answers = probing(SCRIPT, words, settings)
-        assert first_broken(answers) == broken
 
 
 @pytest.mark.slow
