@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -17,13 +18,6 @@ from tests.slow import slow
 pytestmark = pytest.mark.launch
 
 SHORT = Settings(steps=2, at=1, where=True)
-
-
-def stage(probing: Probing, bug: str, options: str, kind: str) -> Stage | None:
-    settings = Settings(steps=2, at=1, where=True, layouts=(kind,))
-    answers = probing("ddp.py", with_bug(bug, options), settings)
-    assert answers.where is not None
-    return answers.where.stage
 
 
 @pytest.mark.parametrize(
@@ -44,7 +38,10 @@ def stage(probing: Probing, bug: str, options: str, kind: str) -> Stage | None:
 def test_a_mistake_is_placed_in_its_stage(
     probing: Probing, bug: str, options: str, kind: str, expected: str
 ) -> None:
-    assert stage(probing, bug, options, kind) == expected
+    settings = replace(SHORT, layouts=(kind,))
+    place = probing("ddp.py", with_bug(bug, options), settings).where
+    assert place is not None
+    assert place.stage == expected
 
 
 @pytest.mark.slow
@@ -78,21 +75,22 @@ FAULTS = {
 """By the fault, its stage and its module."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_module_has_its_place(probing: Probing, fault: str) -> None:
-    settings = Settings(steps=2, at=1, where=True, layouts=(RANKS,))
-    place = probing(str(FAULTY), [*GIVEN.split(), "--fault", fault], settings).where
-    assert place is not None
-    assert (place.stage, place.module or "") == FAULTS[fault], place.sentence
+IN_BF16 = ("heads swapped", "custom backward", "loss is summed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["heads swapped", "custom backward", "loss is summed"])
-def test_a_place_in_bf16_is_no_other_one(probing: Probing, fault: str) -> None:
-    settings = Settings(steps=2, at=1, where=True, layouts=(ACCUMULATION,))
-    words = [*GIVEN.split(), "--dtype", "bfloat16", "--fault", fault]
-    place = probing(str(FAULTY), words, settings).where
+@pytest.mark.parametrize(
+    ("fault", "kind", "dtype"),
+    [
+        *((fault, RANKS, "float32") for fault in FAULTS),
+        *((fault, ACCUMULATION, "bfloat16") for fault in IN_BF16),
+    ],
+)
+def test_a_fault_of_a_module_has_its_place(
+    probing: Probing, fault: str, kind: str, dtype: str
+) -> None:
+    words = [*GIVEN.split(), "--dtype", dtype, "--fault", fault]
+    place = probing(str(FAULTY), words, replace(SHORT, layouts=(kind,))).where
     assert place is not None
     assert (place.stage, place.module or "") == FAULTS[fault], place.sentence
 
