@@ -62,27 +62,28 @@ def changed(probing: Probing):  # type: ignore[no-untyped-def]
     return changed
 
 
-@pytest.mark.slow
-@pytest.mark.launch
-def test_rows_that_are_changed_at_random_are_no_question_of_an_evaluation(changed) -> None:  # type: ignore[no-untyped-def]
-    crops = "trained(torch.where(torch.rand(9, *ids.shape)[8] < 0.5, ids, ids * 0 + 1))"
-    answers = changed("trained(ids)", crops, Settings(layouts=(ACCUMULATION,)))
-    comparison = layout(answers, ACCUMULATION)
-    assert "changes them at random" in comparison.no_answer
-    assert "depend on the row" in comparison.no_answer
-    assert "evaluation" not in comparison.no_answer
+CROPS = "trained(torch.where(torch.rand(9, *ids.shape)[8] < 0.5, ids, ids * 0 + 1))"
+CUT = "trained(torch.cat([ids[:1] * (torch.arange(ids.shape[1]) < 11), ids[1:]]))"
 
 
-@pytest.mark.launch
 @pytest.mark.slow
-def test_a_few_rows_that_depend_on_their_micro_batch_are_not_random(changed) -> None:  # type: ignore[no-untyped-def]
-    """trl 0.12.1's DPOTrainer cuts a token off the longest row of each micro-batch."""
-    cut = "trained(torch.cat([ids[:1] * (torch.arange(ids.shape[1]) < 11), ids[1:]]))"
-    answers = changed("trained(ids)", cut, Settings(layouts=(ACCUMULATION,)))
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("rows", "parts", "other"),
+    [
+        # They are no question of an evaluation.
+        (CROPS, ["changes them at random", "depend on the row"], "evaluation"),
+        # trl 0.12.1's DPOTrainer cuts a token off the longest row of each micro-batch.
+        (CUT, ["of 12 rows of step 1 are other ones", "in its micro-batch"], "at random"),
+    ],
+)
+def test_rows_that_change_at_random_or_depend_on_their_micro_batch_are_told(
+    changed: Any, rows: str, parts: list[str], other: str
+) -> None:
+    answers = changed("trained(ids)", rows, Settings(layouts=(ACCUMULATION,)))
     why = layout(answers, ACCUMULATION).no_answer
-    assert "of 12 rows of step 1 are other ones" in why
-    assert "in its micro-batch" in why
-    assert "at random" not in why
+    assert all(part in why for part in parts)
+    assert other not in why
 
 
 @pytest.mark.slow
