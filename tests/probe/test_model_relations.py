@@ -98,9 +98,15 @@ def with_buffer(name: str, value: Tensor) -> Turned:
     return module
 
 
-def test_the_buffers_of_a_model_are_those_of_a_new_one() -> None:
-    module = model()
-    module.mean += 1  # a checkpoint has it, and training changes it
+@pytest.mark.parametrize(
+    "module",
+    [
+        with_buffer("mean", torch.ones(3)),  # a checkpoint has it, and training changes it
+        nn.Sequential(nn.Linear(2, 2), model()),
+        with_buffer("cos_cached", torch.zeros(900, 4)),  # it grew
+    ],
+)
+def test_the_buffers_of_a_model_are_those_of_a_new_one(module: nn.Module) -> None:
     assert buffers(module) == "2 buffers"
 
 
@@ -121,14 +127,6 @@ def test_frequencies_that_were_computed_in_bf16_are_wrong_and_those_of_a_nan() -
     for frequencies in (computed, torch.full((4,), math.nan)):
         with pytest.raises(Wrong, match="inv_freq"):
             buffers(with_buffer("inv_freq", frequencies))
-
-
-def test_a_wrapped_model_is_found() -> None:
-    assert buffers(nn.Sequential(nn.Linear(2, 2), model())) == "2 buffers"
-
-
-def test_a_buffer_that_grew_is_not_compared() -> None:
-    assert buffers(with_buffer("cos_cached", torch.zeros(900, 4))) == "2 buffers"
 
 
 def test_without_a_config_or_such_buffers_there_is_no_answer() -> None:
