@@ -25,20 +25,20 @@ from datetime import date
 from itertools import combinations, islice, product
 from pathlib import Path
 
-from harness.bugs import pins
 from harness.bugs.api.spec import Lane
 from harness.publish.docs_tables import with_part
 from harness.rank.compare import SAFE
 from harness.rank.probe.recording import losses
-from harness.releases import index, overlay
+from harness.releases import index
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
 from harness.system.files import ROOT, write_whole
-from harness.system.machine import cache_folder, cores
+from harness.system.machine import cores
 from harness.system.text import markdown_table
 from harness.training.probe.compare import plausibility
 from harness.training.probe.prober import Loop, Prober, leased_gpus
 from harness.training.probe.signatures import SUSPECT
+from tests.overlays import lent_packages
 
 SPREADS = "the spreads"
 """The part of the page that ``--write`` replaces."""
@@ -340,8 +340,7 @@ def newest_site(packages: Sequence[str], contexts: ExitStack) -> Path:
     """The overlay with the newest releases of some packages."""
     today = date.today().isoformat()
     releases = {package: index.newest(package, today) for package in packages}
-    stack = pins.Stack(releases, today, *pins.here())
-    return contexts.enter_context(overlay.borrow(stack, (), cache_folder())).site
+    return contexts.enter_context(lent_packages(today, **releases)).site
 
 
 def _probe(prober: Prober, loop: Loop, seed: int, tally: Tally) -> None:

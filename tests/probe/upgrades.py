@@ -18,15 +18,12 @@ from datetime import date
 from pathlib import Path
 
 from harness.bugs import catalog, pins
-from harness.bugs.pins import Stack, here
-from harness.releases import overlay
 from harness.run.server_pool import Pool
 from harness.system.errors import HarnessError
-from harness.system.machine import cache_folder
 from harness.training.probe import signatures
 from harness.training.probe.layouts import ACCUMULATION, AGAINST, BOTH, RANKS
 from harness.training.probe.prober import Loop, Prober
-from tests.overlays import lent
+from tests.overlays import lent, lent_packages
 
 DIVIDED = {RANKS, ACCUMULATION, BOTH}
 
@@ -103,10 +100,14 @@ def upgrades(names: list[str], loans: ExitStack) -> Iterator[Upgrade]:
             sides = loans.enter_context(lent(name, "fixed", "buggy"))
             sites = sides["fixed"].site, sides["buggy"].site
             yield Upgrade(name, replace(loop, layouts=layouts), sites, True)
+    today = date.today().isoformat()
     for loop, first, second, both in NOTHING if not names else ():
-        sites = _site({**first, **both}, loans), _site({**second, **both}, loans)
+        before, after = (
+            loans.enter_context(lent_packages(today, **releases, **both)).site
+            for releases in (first, second)
+        )
         title = f"{pins.describe(first)} to {next(iter(second.values()))}"
-        yield Upgrade(title, replace(loop, layouts=(BOTH,)), sites, changes=False)
+        yield Upgrade(title, replace(loop, layouts=(BOTH,)), (before, after), changes=False)
 
 
 def broken_loops(names: list[str]) -> Iterator[tuple[str, Loop, set[str]]]:
@@ -118,11 +119,6 @@ def broken_loops(names: list[str]) -> Iterator[tuple[str, Loop, set[str]]]:
         if "buggy" in signature.recorded:
             shown = signature.recorded["buggy"].shown
             yield name, signature.loop, {one.layout for one in shown if not one.note}
-
-
-def _site(releases: Releases, loans: ExitStack) -> Path:
-    stack = Stack(releases, date.today().isoformat(), *here())
-    return loans.enter_context(overlay.borrow(stack, (), cache_folder())).site
 
 
 if __name__ == "__main__":
