@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -404,10 +405,7 @@ RIGHT: Forms = {
     "earlier_save": (save_twice, go_on_from_the_best),
     "rolled_back": (roll_back, resumes(load_all)),
     "other_parts_frozen": (saves(), resumes(freeze_body, how="")),
-    "two_optimizers": (
-        lambda folder: train_two(folder, is_resumed=False),
-        lambda folder: train_two(folder, is_resumed=True),
-    ),
+    "two_optimizers": (partial(train_two, is_resumed=False), partial(train_two, is_resumed=True)),
     "state_around_the_optimizer_made_after_the_load": (save_slow, resumes(load_then_wrap)),
     "distributed": (save_distributed("ddp"), resume_distributed("ddp")),
     "sharded": (save_distributed("fsdp2"), resume_distributed("fsdp2")),
@@ -514,13 +512,10 @@ def resume_tensors(folder: Path, has_all: bool = False, is_wrapped: bool = False
 
 FILES: Forms = {
     "files": (save_tensors, resume_tensors),
-    "files_alone": (
-        lambda folder: save_tensors(folder, has_all=True),
-        lambda folder: resume_tensors(folder, has_all=True),
-    ),
+    "files_alone": (partial(save_tensors, has_all=True), partial(resume_tensors, has_all=True)),
     "files_of_a_wrapper": (
-        lambda folder: save_tensors(folder, is_wrapped=True),
-        lambda folder: resume_tensors(folder, is_wrapped=True),
+        partial(save_tensors, is_wrapped=True),
+        partial(resume_tensors, is_wrapped=True),
     ),
 }
 
