@@ -18,7 +18,7 @@ from harness.rank.guard.judge import judge
 from harness.rank.guard.posting.packing import ParameterTable
 from harness.rank.guard.posting.posts import Alarm, Pass, Post, RowFacts
 from tests.guard.judging import made_posts
-from tests.guard.test_rows import Numbers, OneOrder, kinds, read
+from tests.guard.test_rows import Numbers, OneOrder, kinds, read, told_iterator
 
 BATCH, RANKS = 4, 2
 
@@ -177,15 +177,8 @@ def order(seed: int) -> list[int]:
 
 def begun(rows: Rows, batches: int, ahead: int = 0) -> list[Pass]:
     """The epoch that a training has begun when it saves, after so many batches."""
-    iterator = iter(DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(0))))
-    draws = iterator._next_index
-
-    def next_index() -> list[int]:
-        index: list[int] = draws()
-        rows.drawn(iterator, index)
-        return index
-
-    iterator._next_index = next_index  # type: ignore[method-assign]
+    loader = DataLoader(Numbers(SIZE), BATCH, sampler=OneOrder(order(0)))
+    iterator = told_iterator(rows, loader)
     waiting = []
     for batch in islice(iterator, batches + ahead):
         rows.batch(iterator, batch, False)

@@ -46,18 +46,24 @@ def of_order(order: list[int], size: int = 4) -> DataLoader[Any]:
     return DataLoader(Numbers(1 + max(23, *order)), size, sampler=OneOrder(order))
 
 
+def told_iterator(rows: Rows, loader: DataLoader[Any]) -> Any:
+    """An iterator that tells which rows it draws, as torch's instrument does."""
+    iterator: Any = iter(loader)
+    draw = iterator._next_index
+
+    def next_index() -> Any:
+        index = draw()
+        rows.drawn(iterator, index)
+        return index
+
+    iterator._next_index = next_index
+    return iterator
+
+
 def read(rows: Rows, loader: DataLoader[Any], epochs: int = 1, checked: bool = False) -> None:
     """Read a loader as torch's instrument tells it."""
     for _ in range(epochs):
-        iterator = iter(loader)
-        draw = iterator._next_index
-
-        def next_index(iterator: Any = iterator, draw: Any = draw) -> Any:
-            index = draw()
-            rows.drawn(iterator, index)
-            return index
-
-        iterator._next_index = next_index  # type: ignore[method-assign]
+        iterator = told_iterator(rows, loader)
         for batch in iterator:
             rows.batch(iterator, batch, checked)
             rows.backward()
