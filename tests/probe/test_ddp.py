@@ -8,9 +8,11 @@ from harness.training.probe.layouts import ACCUMULATION, BOTH, RANKS, RESUME, Se
 from harness.training.probe.probe_report import exit_code
 from tests.probe.probing import (
     GIVEN,
+    NEVER,
     RESUMED,
     SAVE,
     SCRIPTS,
+    SUMMED,
     Probing,
     first_broken,
     layout,
@@ -22,9 +24,10 @@ from tests.slow import slow
 
 pytestmark = pytest.mark.launch
 
-NEVER = "never divided by the accumulation steps"
 TWICE = "divided by the accumulation steps twice"
-SUMMED = "summed over the ranks, not averaged"
+CLIPPED = ": rank 0: clipped 3 times a step, not 1; "
+USUAL = Settings(layouts=(RANKS, ACCUMULATION))
+RESUMES = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
 
 
 @pytest.mark.parametrize(
@@ -46,40 +49,87 @@ def test_a_right_loop_is_as_the_reference_in_every_layout(probing: Probing, opti
 
 
 @pytest.mark.parametrize(
-    ("bug", "options", "where", "broken"),
+    ("bug", "options", "settings", "broken", "text"),
     [
-        ("no all-reduce", "", RANKS, ("gradient", "")),
-        ("never divided by k", "", ACCUMULATION, ("gradient", NEVER)),
-        ("no sampler", "", RANKS, ("samples", "")),
+        ("no all-reduce", "", USUAL, {RANKS: ("gradient", "")}, ""),
+        ("never divided by k", "", USUAL, {ACCUMULATION: ("gradient", NEVER)}, ""),
+        ("no sampler", "", USUAL, {RANKS: ("samples", "")}, ""),
+        (
+            "drops the last steps of several ranks",
+            "",
+            Settings(layouts=(RANKS,), epoch=True),
+            {RANKS: ("samples", "")},
+            "24 never",
+        ),
         *slow(
-            ("summed over ranks", "", RANKS, ("gradient", SUMMED)),
-            ("summed over ranks", "--clip 0.1", RANKS, ("gradient", SUMMED)),
-            ("divided by k twice", "--clip 0.1", ACCUMULATION, ("gradient", TWICE)),
-            ("schedule by micro-batch", "", ACCUMULATION, ("learning rate", "")),
-            ("zero_grad in each micro-batch", "", ACCUMULATION, ("gradient", "")),
+            (
+                "never divided by k",
+                "",
+                Settings(),
+                dict.fromkeys((ACCUMULATION, BOTH), ("gradient", NEVER)),
+                "",
+            ),
+            ("summed over ranks", "", USUAL, {RANKS: ("gradient", SUMMED)}, ""),
+            ("summed over ranks", "--clip 0.1", USUAL, {RANKS: ("gradient", SUMMED)}, ""),
+            ("divided by k twice", "--clip 0.1", USUAL, {ACCUMULATION: ("gradient", TWICE)}, ""),
+            ("schedule by micro-batch", "", USUAL, {ACCUMULATION: ("learning rate", "")}, ""),
+            ("zero_grad in each micro-batch", "", USUAL, {ACCUMULATION: ("gradient", "")}, ""),
             (
                 "clips each micro-batch",
                 "--clip 0.1 --optimizer sgd",
-                ACCUMULATION,
-                ("gradient", ""),
+                USUAL,
+                {ACCUMULATION: ("gradient", "")},
+                CLIPPED,
+            ),
+            (
+                "clips each micro-batch",
+                "--clip 0.1",
+                USUAL,
+                {ACCUMULATION: ("gradient", "")},
+                CLIPPED,
+            ),
+            (
+                "steps after the first micro-batch",
+                "",
+                USUAL,
+                {ACCUMULATION: ("samples", "")},
+                ": a step came after 1 of 3 micro-batches: 4 rows, 4 of them distinct",
+            ),
+            (
+                "no sampler",  # as in the reference
+                "",
+                Settings(layouts=(RANKS,), reference_ranks=2, ranks=4),
+                {RANKS: ("samples", "")},
+                "; all ranks are given the same",
+            ),
+            ("resume without optimizer", "", RESUMES, {RESUME: ("optimizer", "")}, "step 3: "),
+            ("resume without schedule", "", RESUMES, {RESUME: ("learning rate", "")}, "step 4: "),
+            ("resume from the first batch", "", RESUMES, {RESUME: ("samples", "")}, "step 3: "),
+            (
+                "resume is ignored",
+                "",
+                RESUMES,
+                {RESUME: ("weights", "")},
+                ": it began again at step 1: the resume arguments had no effect",
             ),
         ),
     ],
 )
-def test_a_mistake_is_named_in_the_layout_that_has_it(
-    probing: Probing, bug: str, options: str, where: str, broken: tuple[str, str]
+def test_a_mistake_is_named_in_the_layouts_that_have_it(
+    probing: Probing,
+    bug: str,
+    options: str,
+    settings: Settings,
+    broken: dict[str, tuple[str, str]],
+    text: str,
 ) -> None:
-    settings = Settings(layouts=(RANKS, ACCUMULATION))
     answers = probing("ddp.py", with_bug(bug, options), settings)
     assert not refused(answers)
-    assert first_broken(answers) == {where: broken}
+    assert first_broken(answers) == broken
     assert exit_code(answers) == 1
-
-
-@pytest.mark.slow
-def test_a_mistake_is_named_where_both_are_changed_as_well(probing: Probing) -> None:
-    answers = probing("ddp.py", with_bug("never divided by k"), Settings())
-    assert first_broken(answers) == dict.fromkeys((ACCUMULATION, BOTH), ("gradient", NEVER))
+    comparison = layout(answers, next(iter(broken)))
+    fault = comparison.broken[0]
+    assert text in "; ".join([f"step {comparison.step}: {fault.text}", *fault.details])
 
 
 def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None:
@@ -90,17 +140,10 @@ def test_an_epoch_whose_last_step_is_not_full_is_right(probing: Probing) -> None
     assert layout(answers, RESUME).as_reference
 
 
-def test_rows_that_are_left_out_later_in_an_epoch_are_found(probing: Probing) -> None:
-    arguments = with_bug("drops the last steps of several ranks")
-    answers = probing("ddp.py", arguments, Settings(layouts=(RANKS,), epoch=True))
-    assert first_broken(answers) == {RANKS: ("samples", "")}
-    assert "24 never" in layout(answers, RANKS).broken[0].text
-
-
 @pytest.mark.slow
 def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing: Probing) -> None:
     arguments = with_bug("shuffles by itself")
-    answers = probing("ddp.py", arguments, Settings(layouts=(RANKS, ACCUMULATION)))
+    answers = probing("ddp.py", arguments, USUAL)
     assert first_broken(answers) == {}
     assert "draws other rows" in layout(answers, RANKS).no_answer
     assert "evaluation" not in layout(answers, RANKS).no_answer
@@ -115,22 +158,11 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
 def test_a_script_that_nobody_asks_to_accumulate_gives_no_answer(
     option: str, micro_batches: str, probing: Probing
 ) -> None:
-    settings = Settings(layouts=(RANKS, ACCUMULATION))
-    answers = probing("ddp.py", f"--batch-size {{rows}} {option}", settings)
+    answers = probing("ddp.py", f"--batch-size {{rows}} {option}", USUAL)
     assert layout(answers, RANKS).as_reference
     why = layout(answers, ACCUMULATION).no_answer
     assert f"each step came after {micro_batches}" in why
     assert "the command has no {k}" in why
-
-
-@pytest.mark.slow
-def test_ranks_that_all_see_the_same_rows_are_found_beside_a_reference_that_does_too(
-    probing: Probing,
-) -> None:
-    arguments = with_bug("no sampler")
-    answers = probing("ddp.py", arguments, Settings(layouts=(RANKS,), reference_ranks=2, ranks=4))
-    assert first_broken(answers) == {RANKS: ("samples", "")}
-    assert layout(answers, RANKS).broken[0].details[0].startswith("all ranks are given the same")
 
 
 SPLITS = """
@@ -199,24 +231,6 @@ def test_a_resume_after_the_end_of_the_data_gives_no_answer(probing: Probing) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bug", "relation", "step"),
-    [
-        ("resume without optimizer", "optimizer", 3),
-        ("resume without schedule", "learning rate", 4),
-        ("resume from the first batch", "samples", 3),
-    ],
-)
-def test_a_resume_that_forgets_something_is_named(
-    probing: Probing, bug: str, relation: str, step: int
-) -> None:
-    settings = Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,))
-    answers = probing("ddp.py", with_bug(bug), settings)
-    assert first_broken(answers) == {RESUME: (relation, "")}
-    assert layout(answers, RESUME).step == step
-
-
-@pytest.mark.slow
 def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(probing: Probing) -> None:
     """Lightning does so: names are then longer on several ranks, and the wrapper stays in
     evaluation mode after a validation."""
@@ -232,34 +246,6 @@ def test_several_ranks_may_call_a_wrapper_of_what_one_rank_calls(probing: Probin
     assert not refused(answers)
     assert not answers.unseen
     assert first_broken(answers) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "settings", "text"),
-    [
-        (
-            ["--bug", "resume is ignored"],
-            Settings(save=SAVE, resume=RESUMED, layouts=(RESUME,)),
-            "it began again at step 1: the resume arguments had no effect",
-        ),
-        (
-            ["--bug", "steps after the first micro-batch"],
-            Settings(layouts=(ACCUMULATION,)),
-            "a step came after 1 of 3 micro-batches: 4 rows, 4 of them distinct",
-        ),
-        (
-            ["--bug", "clips each micro-batch", "--clip", "0.1"],
-            Settings(layouts=(ACCUMULATION,)),
-            "rank 0: clipped 3 times a step, not 1; ",
-        ),
-    ],
-)
-def test_a_mistake_is_called_what_it_is(
-    probing: Probing, options: list[str], settings: Settings, text: str
-) -> None:
-    (comparison,) = probing("ddp.py", [*GIVEN.split(), *options], settings).layouts
-    assert comparison.broken[0].text.startswith(text)
 
 
 @pytest.mark.slow
