@@ -28,9 +28,10 @@ def files(folder: Path) -> ReportFiles:
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_a_report_has_its_schemas(under_guard: Trainer) -> None:
+def test_a_report_has_its_schemas_and_says_that_the_training_ended(under_guard: Trainer) -> None:
     run = under_guard("ddp never_cleared", steps=8)
 
+    assert (run.summary["ended"], run.summary["steps"]) == (True, 8)
     facts = {"releases", "settings"}  # are there after the first check
     assert complaints("guard_summary.json", run.summary) == []
     assert set(run.summary) >= facts
@@ -109,14 +110,6 @@ def test_killed_training_leaves_its_summary(under_guard: Trainer) -> None:
     assert run.summary["releases"]["torch"]
     (line,) = reports.lines(reports.read(under_guard.folder / str(under_guard.count)))[:1]
     assert "; no alarm; the training was killed, or runs still: this was written at 2" in line
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_training_that_ended_says_so(under_guard: Trainer) -> None:
-    run = under_guard("ddp", steps=6)
-    assert run.summary["ended"] is True
-    assert run.summary["steps"] == 6
 
 
 # -- what the command learns of its ranks, whatever happens to the folder --
