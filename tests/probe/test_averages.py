@@ -11,13 +11,14 @@ from harness.rank.probe.findings.averages import Averages
 from harness.rank.probe.recording.parameters import NamedParameters
 from harness.training.probe.layouts import RANKS, RANKS_RESUME, RESUME, Settings
 from harness.training.probe.probe_report import headline
-from tests.probe.probing import RESUMED, SAVE, Probing, first_broken, refused
+from tests.probe.probing import BEGIN, RESUMED, SAVE, Probing, first_broken, refused
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = """
-import argparse, copy, os, torch
-from torch import distributed as dist, nn
+SCRIPT = (
+    BEGIN
+    + """
+import argparse
 from torch.optim.swa_utils import AveragedModel
 
 parser = argparse.ArgumentParser()
@@ -26,10 +27,7 @@ for name in ("--batch-size", "--save-at"):
 for name in ("--save", "--resume", "--kind", "--lost"):
     parser.add_argument(name, default="")
 options = parser.parse_args()
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-rank, world, rows = dist.get_rank(), dist.get_world_size(), options.batch_size
-data, labels = torch.randn(96, 4), torch.randn(96, 1)
+rows = options.batch_size
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 run = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -79,6 +77,7 @@ for step in range(start, 6):
         states |= {"average": [p.detach() for p in tensors()], "step": step + 1, "updates": updates}
         torch.save(states, f"{options.save}/last.pt")
 """
+)
 
 GIVEN = "--batch-size {rows}"
 
