@@ -12,20 +12,17 @@ from harness.rank.probe import exchange
 from harness.rank.probe.recording.noise import Noise
 from harness.training.probe.layouts import RANKS, Settings
 from tests.group import in_group
-from tests.probe.probing import Probing, require_right
+from tests.probe.probing import BEGIN, Probing, require_right
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = """
-import sys, torch
-import torch.distributed as dist
-from torch import nn
+SCRIPT = (
+    BEGIN
+    + """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
 data, weight = torch.randn(96, 3), torch.randn(5, 4, 3)
 goals = torch.randn(96, 5, 4)
 rows = torch.arange(5)[:, None].expand(5, 4)
@@ -69,6 +66,7 @@ for step in range(5):
     (model(x) - goal).square().sum(1).mean().backward()
     optimizer.step()
 """
+)
 
 
 @pytest.mark.slow

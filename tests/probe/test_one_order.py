@@ -7,20 +7,17 @@ import re
 import pytest
 
 from harness.training.probe.layouts import ACCUMULATION, RANKS, Settings
-from tests.probe.probing import Probing, first_broken, layout, refused, require_right
+from tests.probe.probing import BEGIN, Probing, first_broken, layout, refused, require_right
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = """
-import sys, types, torch
-import torch.distributed as dist
-from torch import nn
+SCRIPT = (
+    BEGIN
+    + """
+import types
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-rank, world = dist.get_rank(), dist.get_world_size()
 rows, order, factor = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if world > 1 else 1.0
 
 
@@ -55,6 +52,7 @@ for epoch in range(2):
         optimizer.step()
         _EvaluationLoop().on_run_end()
 """
+)
 
 PAIR = re.compile(r"val_loss is ([\d.]+); the reference has ([\d.]+)")
 
@@ -75,14 +73,9 @@ def test_evaluations_are_those_of_the_runs_whose_steps_are_compared(
     assert ratios == pytest.approx([factor] if factor > 1 else [], rel=1e-4)
 
 
-FLAT = """
-import sys, torch
-import torch.distributed as dist
-from torch import nn
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-rank, world = dist.get_rank(), dist.get_world_size()
+FLAT = (
+    BEGIN
+    + """
 rows, k = map(int, sys.argv[1:3])
 
 
@@ -110,6 +103,7 @@ for step in range(4):
         (nn.functional.cross_entropy(scores[0], flat[0]) / k).backward()
     optimizer.step()
 """
+)
 
 
 @pytest.mark.slow
