@@ -11,10 +11,7 @@ The machine provides Python and torch. The overlays are unpacked there once.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -55,10 +52,6 @@ NEEDED = (
     "unidiff",
 )
 """What a run needs. LibCST makes overlays of torch from that machine's torch; others need uv."""
-
-PACKING = 6
-"""About how many times smaller a bundle is than its different files: a part with more is divided
-before it is made."""
 
 ACTIVATE = """\
 # Source this on the other machine: . BUNDLE/activate
@@ -115,20 +108,11 @@ def _parser() -> Arguments:
     add = parser.add_argument
     add("scenario", nargs="*")
     add("--all", action="store_true", help="all scenarios that use a GPU")
-    add("--parts", type=_size, metavar="60M", help="several bundles of at most this size")
     add("--out", type=Path, required=True, help="the new folder")
     add("--python", metavar="3.12", help="the Python of that machine (default: this one)")
     platform = "the platform of that machine, as uv names it"
     add("--platform", default="x86_64-manylinux_2_28", help=platform)
     return parser
-
-
-def _size(text: str) -> int:
-    """The bytes of ``60M`` or ``2G``."""
-    match = re.fullmatch(r"([1-9][0-9]*)([MG])", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text} is no size: write 60M or 2G")
-    return int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
 
 
 def main(arguments: list[str]) -> int:
@@ -152,10 +136,7 @@ def main(arguments: list[str]) -> int:
     with _borrowed(scenarios, request, lenient=options.all) as overlays:
         if not overlays:
             raise UserError("no scenario can be included")
-        if options.parts:
-            _make_parts(list(overlays), request, overlays, out, options.parts, lenient=options.all)
-            return ExitCode.AS_EXPECTED
-        size = _make(list(overlays), request, overlays, out)
+        size = _make(request, overlays, out)
         borrowed = {key: stack for lent in overlays.values() for key, (stack, _) in lent.items()}
     console, megabytes = terminal(), f"{size / 1e6:.0f} MB"
     console.print(f"{out}: {count(len(borrowed), 'overlay')} for Python {python}, {megabytes}")
@@ -219,57 +200,12 @@ def _leave_out(name: str, error: HarnessError, lenient: bool) -> None:
     terminal().print(f"not included: {name}: {error}")
 
 
-def _make_parts(
-    names: Sequence[str],
-    request: Request,
-    overlays: Mapping[str, Overlays],
-    out: Path,
-    limit: int,
-    *,
-    lenient: bool,
-) -> None:
-    """Make bundles that are not larger than ``limit``: what does not fit is halved."""
-    folders: list[Path] = []
-    groups = [sorted(names, key=catalog.folder)]  # scenarios of one package have equal files
-    while groups:
-        group, folder = groups.pop(), out / f"part-{len(folders) + 1:02}"
-        if len(group) == 1 or _different_bytes(group, overlays) <= limit * PACKING:
-            size = _make(group, request, overlays, folder)
-            megabytes = f"{size / 1e6:.0f} MB"
-            if size <= limit:
-                folders.append(folder)
-                terminal().print(f"{folder}: {count(len(group), 'scenario')}, {megabytes}")
-                continue
-            shutil.rmtree(folder)
-            if len(group) == 1:
-                why = f"{group[0]} alone needs {megabytes}: --parts must be larger"
-                _leave_out(group[0], UserError(why), lenient)
-                continue
-        groups += [group[len(group) // 2 :], group[: len(group) // 2]]
-    if not folders:
-        raise UserError("--parts is too small: each scenario alone needs more")
-    terminal().print(f"on the other machine:  bash {folders[0]}/run NAME")
-
-
-def _different_bytes(scenarios: Sequence[str], overlays: Mapping[str, Overlays]) -> int:
-    """The bytes of the different files of these scenarios."""
-    sizes = {
-        built.sha256: built.size
-        for name in scenarios
-        for _, lent in overlays[name].values()
-        for path, built in (lent.files or {}).items()
-        if not archive.is_bytecode(path)
-    }
-    return sum(sizes.values())
-
-
-def _make(
-    scenarios: Sequence[str], request: Request, overlays: Mapping[str, Overlays], out: Path
-) -> int:
-    """Make the bundle of some scenarios; returns its bytes."""
-    borrowed = {key: lent for name in scenarios for key, lent in overlays[name].items()}
+def _make(request: Request, overlays: Mapping[str, Overlays], out: Path) -> int:
+    """Make the bundle of these scenarios; returns its bytes."""
+    scenarios = list(overlays)
+    borrowed = {key: lent for overlay in overlays.values() for key, lent in overlay.items()}
     contents = asdict(request) | {
-        "scenarios": list(scenarios),
+        "scenarios": scenarios,
         "overlays": {key: stack.to_json() for key, (stack, _) in borrowed.items()},
     }
     with writing(out, "--out"), folder_whole(out) as folder:

@@ -69,33 +69,6 @@ def test_a_bundle_of_all_has_only_what_uses_a_gpu(
     assert contents(tmp_path / "box")["scenarios"] == ["tied_grad_reduce"]
 
 
-ALL = ("bf16_clip", "bf16_stage0_scaled", "sampler_shards", "tied_grad_reduce", "zero3_tag_ignored")
-
-
-@pytest.mark.usefixtures("without_files")
-def test_parts_have_all_scenarios_once_and_are_not_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(catalog, "sound", lambda: (*ALL, "warmup_groups"))
-    assert main(["bundle", "--all", "--parts", "1M", "--out", str(tmp_path / "parts")]) == 0
-    printed = capsys.readouterr().out
-    assert "not included: warmup_groups: warmup_groups alone needs 2 MB" in printed
-    assert f"bash {tmp_path}/parts/part-01/run NAME" in printed
-    folders = sorted((tmp_path / "parts").iterdir())
-    assert max(sum(f.stat().st_size for f in folder.iterdir()) for folder in folders) <= 1_000_000
-    assert sorted(name for f in folders for name in contents(f)["scenarios"]) == sorted(ALL)
-    assert len(folders) < len(ALL)
-
-
-@pytest.mark.usefixtures("without_files")
-def test_parts_that_have_room_for_no_scenario_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--parts", "1M", "--out", str(tmp_path / "parts")]
-    assert main(["bundle", "warmup_groups", *words]) == 2
-    assert "alone needs 2 MB: --parts must be larger" in capsys.readouterr().err
-
-
 USED_BY_A_RUN = """\
 import sys
 from importlib.metadata import packages_distributions
