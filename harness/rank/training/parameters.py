@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -242,10 +243,15 @@ class Accumulation:
     """Calls a function with each gradient that a backward adds to a parameter.
 
     A hook of the parameter would also be called where a loop asks ``torch.autograd.grad`` for the
-    gradient, as a penalty, a log, or a checkpoint of its own does, and nothing is added.
+    gradient, as a penalty, a log, or a checkpoint of its own does, and nothing is added. FSDP1's
+    flat parameter has one: in mixed precision it has another node in the forward.
     """
 
     def __init__(self, parameter: Tensor, function: Callable[[Any], None]) -> None:
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is not None and isinstance(parameter, fsdp.FlatParameter):
+            self._handle = parameter.register_hook(function)
+            return
         self._node = get_gradient_edge(parameter).node
         """Torch forgets the node, and its hooks, if nobody else has it."""
         self._function = function
