@@ -145,7 +145,7 @@ def test_a_loop_that_shuffles_by_itself_gives_no_answer_on_several_ranks(probing
     arguments = with_bug("shuffles by itself")
     answers = probing("ddp.py", arguments, USUAL)
     assert first_broken(answers) == {}
-    assert "draws other rows" in layout(answers, RANKS).no_answer
+    assert "reads the rows in another order" in layout(answers, RANKS).no_answer
     assert "evaluation" not in layout(answers, RANKS).no_answer
     assert layout(answers, ACCUMULATION).as_reference
     assert exit_code(answers) == 3
